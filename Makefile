@@ -1,0 +1,26 @@
+# The same steps without make: docs/install.md
+PYTHON ?= python3
+VENV_PYTHON = .venv/bin/python
+
+.PHONY: help lab test notebooks scenes clean
+
+help:            ## show this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+lab:             ## open the course in JupyterLab (PORT=9000 and LAB_ARGS="--ip=0.0.0.0" are passed on)
+	@PORT="$(PORT)" LAB_ARGS="$(LAB_ARGS)" $(PYTHON) .ci/lab.py
+
+test:            ## everything: unit tests, notebooks, scenes, browser
+	@$(PYTHON) .ci/test.py
+
+notebooks:       ## run all notebooks again and store their outputs
+	@$(PYTHON) .ci/setup.py test
+	@$(VENV_PYTHON) .ci/notebooks.py
+
+scenes:          ## render all animations in low quality into media/
+	@$(PYTHON) .ci/setup.py test
+	@$(VENV_PYTHON) -m animations
+
+clean:           ## delete the environment and everything that the programs wrote
+	rm -rf .venv media build dist *.egg-info .pytest_cache .hypothesis
+	find . -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
