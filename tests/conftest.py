@@ -1,0 +1,39 @@
+"""Every test runs with the shapes in minimodel's signatures checked: jaxtyping reads them, beartype enforces them.
+
+A test that gives wrong input on purpose is marked `bad_input`. It runs without these checks, so that it meets what a user meets:
+the functions' own errors.
+"""
+import os
+
+import jaxtyping
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: test workers share the cores
+jaxtyping.install_import_hook("minimodel", "beartype.beartype")
+
+
+@pytest.fixture(autouse=True)
+def shape_checks(request):
+    """Switch the checks off for tests marked bad_input, and on again after them."""
+    off = request.node.get_closest_marker("bad_input") is not None
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", off)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    """A test that can't run here says why; nothing is skipped silently."""
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device; there is none on this machine"))
