@@ -1,0 +1,121 @@
+"""The KDA operator: one entry, several backends that agree."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from minimodel.delta_rule.chunked import kda_chunked
+from minimodel.delta_rule.gates import bounded_log_decay, mamba_dt_bias, softplus_log_decay
+from minimodel.delta_rule.recurrent import kda_recurrent, kda_step
+
+__all__ = ["bounded_log_decay", "kda", "kda_recurrent", "kda_step", "mamba_dt_bias", "softplus_log_decay"]
+
+BACKENDS = ("auto", "recurrent", "chunked")
+
+
+def kda(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H K"],
+    beta: Float[Tensor, "B T H"],
+    *,
+    scale: float | None = None,
+    initial_state: Float[Tensor, "N H K V"] | None = None,
+    cu_seqlens: Int[Tensor, "N+1"] | None = None,
+    backend: str = "auto",
+    chunk_size: int = 64,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"]]:
+    """Kimi Delta Attention (K3 report Eq. 1): every token fades, erases and writes a K x V memory, then reads it.
+
+    ``S_t = (I - beta_t k_t k_t^T) Diag(exp g_t) S_(t-1) + beta_t k_t v_t^T``,  ``o_t = S_t^T (scale * q_t)``
+
+    Args:
+        q, k: queries and keys [B, T, H, K], already activated and normalized.
+        v: values [B, T, H, V].
+        g: log-decay <= 0 of each key channel [B, T, H, K].
+        beta: write strength in [0, 1] [B, T, H].
+        scale: of the queries; K**-0.5 by default.
+        initial_state: [B, H, K, V]; zeros by default. With ``cu_seqlens`` one state a document.
+        cu_seqlens: document boundaries 0 = c_0 < c_1 < ... < c_N = T of a packed row (B = 1): no memory crosses them.
+        backend: "recurrent" (the equation), "chunked" (matrix products), or "auto" (recurrent for one token, else chunked).
+        chunk_size: tokens in a chunk of the chunked backend, a multiple of 16.
+
+    Returns: outputs [B, T, H, V] in q's dtype; final state [B, H, K, V] ([N, H, K, V] with ``cu_seqlens``), float32, or
+    float64 when any input is float64.
+
+    Raises: ValueError or TypeError naming the argument.
+    """
+    _check(q, k, v, g, beta, initial_state, cu_seqlens)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+    B, T, H, K = k.shape
+    dtype = torch.float64 if torch.float64 in {x.dtype for x in (q, k, v, g, beta)} else torch.float32
+    scale = K**-0.5 if scale is None else scale
+    inputs = [q.to(dtype) * scale, k.to(dtype), v.to(dtype), g.to(dtype), beta.to(dtype)]
+    if cu_seqlens is not None:
+        positions = _document_positions(cu_seqlens)
+        inputs = [_unpack(x[0], positions) for x in inputs]
+    S = initial_state
+    if S is None:
+        S = torch.zeros(inputs[0].shape[0], H, K, v.shape[-1], dtype=dtype, device=k.device)
+    S = S.to(dtype)
+    if backend == "recurrent" or (backend == "auto" and inputs[0].shape[1] <= 1):
+        o, S, _ = kda_recurrent(*inputs, S)
+    else:
+        o, S = kda_chunked(*inputs, S, chunk_size=chunk_size)
+    if cu_seqlens is not None:
+        o = o[positions >= 0].unsqueeze(0)
+    return o.to(q.dtype), S
+
+
+def _document_positions(cu_seqlens: Tensor) -> Tensor:
+    """[N, longest] index of each document's tokens in the packed row; -1 where a document has ended."""
+    lengths = cu_seqlens.diff()
+    steps = torch.arange(int(lengths.max()), device=cu_seqlens.device)
+    return torch.where(steps < lengths[:, None], cu_seqlens[:-1, None] + steps, -1)
+
+
+def _unpack(x: Tensor, positions: Tensor) -> Tensor:
+    """Packed [T, ...] to a zero-padded batch [N, longest, ...]. Zero rows do nothing: no decay, no write."""
+    rows = x[positions.clamp_min(0)]
+    return rows * (positions >= 0).view(*positions.shape, *([1] * (x.dim() - 1))).to(x.dtype)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> None:
+    named = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    for name, x in named.items():
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{name} must be a floating-point tensor, got {got}")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, q on {q.device}: put all inputs on one device")
+    if q.dim() != 4 or 0 in q.shape[1:]:
+        raise ValueError(f"q must be [B, T, H, K] with T, H, K >= 1, got shape {tuple(q.shape)}")
+    B, T, H, K = q.shape
+    if v.dim() != 4 or tuple(v.shape[:3]) != (B, T, H) or v.shape[3] == 0:
+        raise ValueError(f"v must be [B, T, H, V] = ({B}, {T}, {H}, V) to match q, got shape {tuple(v.shape)}")
+    for name, shape in {"k": (B, T, H, K), "g": (B, T, H, K), "beta": (B, T, H)}.items():
+        if tuple(named[name].shape) != shape:
+            raise ValueError(f"{name} must have shape {shape} to match q {tuple(q.shape)}, got {tuple(named[name].shape)}")
+    documents = B
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, B, T)
+        documents = len(cu_seqlens) - 1
+    if state is not None and tuple(state.shape) != (documents, H, K, v.shape[3]):
+        raise ValueError(
+            f"initial_state must have shape {(documents, H, K, v.shape[3])} for q {tuple(q.shape)} and v {tuple(v.shape)}, "
+            f"got {tuple(state.shape)}"
+        )
+
+
+def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> None:
+    """One sentence when document boundaries don't describe a packed row [1, T]."""
+    if B != 1:
+        raise ValueError(f"cu_seqlens needs one packed row (B = 1), got B = {B}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point() or len(cu_seqlens) < 2:
+        raise ValueError(f"cu_seqlens must be a 1-D integer tensor of at least 2 boundaries, got {cu_seqlens.tolist()}")
+    if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != T or bool((cu_seqlens.diff() <= 0).any()):
+        raise ValueError(f"cu_seqlens must rise from 0 to T = {T}, got {cu_seqlens.tolist()}")

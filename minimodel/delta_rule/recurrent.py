@@ -1,0 +1,47 @@
+"""The recurrence itself: one token at a time, in the words of the equation. It is the judge of every faster form."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def kda_step(
+    S: Float[Tensor, "... K V"],
+    q: Float[Tensor, "... K"],
+    k: Float[Tensor, "... K"],
+    v: Float[Tensor, "... V"],
+    g: Float[Tensor, "... K"],
+    beta: Float[Tensor, "..."],
+) -> tuple[Float[Tensor, "... V"], Float[Tensor, "... K V"]]:
+    """One step of Kimi Delta Attention, K3 report Eq. 1: ``S = (I - beta k k^T) Diag(alpha) S + beta k v^T``, ``o = S^T q``.
+
+    Written as fade, erase, write. The error is taken against the *already faded* state. ``q`` comes scaled.
+    """
+    S = g.exp().unsqueeze(-1) * S  # fade: every key channel by its own alpha
+    recalled = torch.einsum("...kv,...k->...v", S, k)  # what the board holds for this key
+    delta = beta.unsqueeze(-1) * (v - recalled)  # erase beta of the old, write beta of the new
+    S = S + k.unsqueeze(-1) * delta.unsqueeze(-2)
+    return torch.einsum("...kv,...k->...v", S, q), S
+
+
+def kda_recurrent(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H K"],
+    beta: Float[Tensor, "B T H"],
+    S: Float[Tensor, "B H K V"],
+    *,
+    keep_states: bool = False,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"], Float[Tensor, "B T H K V"] | None]:
+    """:func:`kda_step` over time. Returns outputs, the final state, and every state on request. ``q`` comes scaled."""
+    outputs, states = [], []
+    for t in range(q.shape[1]):
+        o, S = kda_step(S, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t])
+        outputs.append(o)
+        if keep_states:
+            states.append(S)
+    o = torch.stack(outputs, 1) if outputs else torch.empty_like(v)
+    return o, S, torch.stack(states, 1) if states else None
