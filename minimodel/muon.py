@@ -55,11 +55,11 @@ def newton_schulz(G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torc
 def clip_query_key(
     q_weight: Float[Tensor, "rows_q rank_q"],
     kv_weight: Float[Tensor, "rows_kv rank_kv"],
-    max_logits: Float[Tensor, "H"],
+    max_logits: Float[Tensor, " H"],
     *,
     nope_head_dim: int,
     threshold: float = 100.0,
-) -> Float[Tensor, "H"]:
+) -> Float[Tensor, " H"]:
     """K2's weight clipping (QK-Clip), in place: shrink the heads of one MLA layer whose largest logit passed ``threshold``.
 
     With gamma_h = min(1, threshold / max_logits_h), the no-position part of head h's query and key rows is multiplied by
@@ -102,7 +102,8 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dic
     joint key-value factor, whose cut is not published. AdamW: embeddings, output head, convolutions, AttnRes pseudo-queries,
     norms, A_log, dt_bias. No weight decay for vectors (pseudo-queries [1, D] among them), A_log and dt_bias.
 
-    Returns: groups with keys ``params``, ``names``, ``method``, ``heads`` (blocks a matrix is cut into) and ``weight_decay``.
+    Returns: groups with keys ``params`` ((name, parameter) pairs), ``method``, ``heads`` (row blocks a matrix is cut into) and
+    ``weight_decay``.
     Raises: ValueError if the rows of a per-head projection do not divide into ``num_heads``, or nothing is trainable.
     """
     heads = {}
@@ -121,13 +122,12 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dic
         if not p.requires_grad:
             continue
         leaf = name.rpartition(".")[2]
-        matrix = p.ndim >= 2 and min(p.shape) > 1 and leaf not in UNDECAYED  # a convolution is [P, 1, 4], a pseudo-query [1, D]
-        muon = matrix and p not in tables and (p.ndim == 3 or leaf == "weight")
-        decay = weight_decay if matrix or (p.ndim == 3 and leaf not in UNDECAYED) else 0.0
-        key = (METHODS[0] if muon else METHODS[1], heads.get(p, 1) if muon else 1, decay)
-        group = groups.setdefault(key, {"params": [], "names": [], "method": key[0], "heads": key[1], "weight_decay": decay})
-        group["params"].append(p)
-        group["names"].append(name)
+        vector = p.ndim < 2 or (p.ndim == 2 and p.shape[0] == 1) or leaf in UNDECAYED
+        stack = p.ndim == 3 and min(p.shape[1:]) > 1  # experts [E, F, L]; a depthwise convolution is [P, 1, 4]
+        muon = stack or (p.ndim == 2 and leaf == "weight" and not vector and p not in tables)
+        key = ("muon" if muon else "adamw", heads.get(p, 1), 0.0 if vector else weight_decay)
+        group = groups.setdefault(key, {"params": [], "method": key[0], "heads": key[1], "weight_decay": key[2]})
+        group["params"].append((name, p))
     if not groups:
         raise ValueError("model has no trainable parameters")
     return list(groups.values())
