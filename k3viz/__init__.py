@@ -1,0 +1,33 @@
+"""k3viz: see every mechanism. For each subject X: ``X_story`` (computed trace), ``X_figure`` (plotly), ``X_panel`` (live).
+
+All names are keyword-only functions that work without arguments, and load only what they need.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {f"{subject}_{part}": f"k3viz.{subject}.{part}" for subject in ("memory", "whiteboard") for part in ("story", "figure", "panel")}
+
+__all__ = [
+    "memory_figure", "memory_panel", "memory_story", "whiteboard_figure", "whiteboard_panel", "whiteboard_story",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from k3viz.memory.figure import memory_figure
+    from k3viz.memory.panel import memory_panel
+    from k3viz.memory.story import memory_story
+    from k3viz.whiteboard.figure import whiteboard_figure
+    from k3viz.whiteboard.panel import whiteboard_panel
+    from k3viz.whiteboard.story import whiteboard_story
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'k3viz' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
