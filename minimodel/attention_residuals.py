@@ -1,0 +1,118 @@
+"""Attention Residuals: every sublayer reads earlier outputs by attention over *depth* (Attention Residuals report Eq. 2-4; K3 2.2).
+
+A plain transformer adds every output to one stream. Here a sublayer's input is a weighted mix of sources: the embedding, the sums of finished
+blocks of layers, and the running sum of the current block. There is no ``h + f(h)``. Nothing is kept along time.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from minimodel.layers import RMSNorm
+from minimodel.trace import Traced
+
+
+def attention_residual(
+    sources: Float[Tensor, "... N D"], query: Float[Tensor, "D"], gain: Float[Tensor, "D"], eps: float = 1e-5
+) -> Float[Tensor, "... D"]:
+    """``h = sum_i softmax_i(query . RMSNorm(v_i) * gain) v_i`` over N depth sources v_i; the values stay un-normalized.
+
+    Args:
+        sources: [..., N, D], oldest first.
+        query: the sublayer's learned pseudo-query [D]; zero at initialization, so that depth is averaged at first.
+        gain: the gain of the sublayer's own RMSNorm [D].
+    """
+    if sources.dim() < 2 or sources.shape[-2] < 1:
+        raise ValueError(f"sources must be [..., N, D] with N >= 1, got shape {tuple(sources.shape)}")
+    D = sources.shape[-1]
+    if tuple(query.shape) != (D,) or tuple(gain.shape) != (D,):
+        raise ValueError(f"query and gain must be [D] = ({D},), got {tuple(query.shape)} and {tuple(gain.shape)}")
+    weights = depth_weights(sources, query, gain, eps)
+    return (weights.unsqueeze(-2) @ _wide(sources)).squeeze(-2).to(sources.dtype)
+
+
+def depth_weights(
+    sources: Float[Tensor, "... N D"], query: Float[Tensor, "D"], gain: Float[Tensor, "D"], eps: float = 1e-5
+) -> Float[Tensor, "... N"]:
+    """The softmax weights of :func:`attention_residual`, in float32 (or float64)."""
+    return depth_scores(sources, query, gain, eps).softmax(-1)
+
+
+def depth_scores(sources: Tensor, query: Tensor, gain: Tensor, eps: float = 1e-5) -> Float[Tensor, "... N"]:
+    """``query . (gain * RMSNorm(v_i))``; the norm is a scalar a source, so the product comes first."""
+    wide = _wide(sources)
+    return (wide @ (gain * query).to(wide.dtype)) * torch.rsqrt(wide.square().mean(-1) + eps)
+
+
+def two_phase_read(
+    stored: Float[Tensor, "... N D"],
+    prefix: Float[Tensor, "... D"],
+    query: Float[Tensor, "D"],
+    gain: Float[Tensor, "D"],
+    eps: float = 1e-5,
+) -> Float[Tensor, "... D"]:
+    """The same mix in two phases joined by an online softmax (Attention Residuals report, Algorithm 1).
+
+    Phase 1 reads the stored blocks (for all readers of a block at once, in a fast kernel); phase 2 merges the prefix, which changes
+    with every sublayer.
+    """
+    scores = depth_scores(stored, query, gain, eps)
+    m1 = scores.amax(-1)
+    p = (scores - m1.unsqueeze(-1)).exp()
+    o1, l1 = (p.unsqueeze(-2) @ _wide(stored)).squeeze(-2), p.sum(-1)
+    m2 = depth_scores(prefix.unsqueeze(-2), query, gain, eps).squeeze(-1)
+    m = torch.maximum(m1, m2)
+    a1, a2 = (m1 - m).exp(), (m2 - m).exp()
+    return ((a1.unsqueeze(-1) * o1 + a2.unsqueeze(-1) * _wide(prefix)) / (a1 * l1 + a2).unsqueeze(-1)).to(prefix.dtype)
+
+
+class DepthSources:
+    """The bookkeeping of one forward pass: stored blocks and the running sum of the current one.
+
+    ``block`` counts *sublayers*: K3's ``attn_res_block_size`` counts layers, so a model passes twice that. 1 gives full Attention
+    Residuals (every output is a source), None a plain residual stream.
+    """
+
+    def __init__(self, embedding: Float[Tensor, "B T D"], block: int | None) -> None:
+        self.blocks: list[Tensor] = []
+        self.prefix = embedding
+        self.block, self._written = block, 0
+
+    def stacked(self) -> Float[Tensor, "B T N D"]:
+        """All sources a reader sees now, oldest first, the running prefix last."""
+        return torch.stack([*self.blocks, self.prefix], -2)
+
+    def write(self, output: Float[Tensor, "B T D"]) -> None:
+        """Add a sublayer's output. At a block's start the finished sum is stored and a new one begins (the embedding is block 0)."""
+        if self.block is not None and self._written % self.block == 0:
+            self.blocks.append(self.prefix)
+            self.prefix = output
+        else:
+            self.prefix = self.prefix + output
+        self._written += 1
+
+
+class PseudoQuery(nn.Module):
+    """One reader's learned vector, stored [1, D] as released. Zero at first: the reader then averages its sources."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, size))
+
+
+class DepthReader(Traced):
+    """A view on one reader's parameters: pseudo-query and norm. It owns neither; the released names put them in the layer."""
+
+    def forward(self, depth: DepthSources, query: PseudoQuery, norm: RMSNorm) -> Float[Tensor, "B T D"]:
+        if not depth.blocks:  # plain residuals, or nothing stored yet: one source, weight 1
+            return depth.prefix
+        sources = depth.stacked()
+        if self.tracing:
+            self.emit(weights=depth_weights(sources, query.weight[0], norm.weight, norm.eps), sources=sources)
+        return attention_residual(sources, query.weight[0], norm.weight, norm.eps)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

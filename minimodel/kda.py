@@ -1,0 +1,112 @@
+"""Kimi Delta Attention, the layer: projections, short convolutions, gates, the operator, a gated norm (K3 report 2.1.1)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from minimodel.cache import FixedState
+from minimodel.delta_rule import bounded_log_decay, kda, kda_recurrent, mamba_dt_bias, softplus_log_decay
+from minimodel.layers import RMSNorm, ShortConv, l2norm, linear, short_conv
+from minimodel.trace import Traced
+
+
+class KimiDeltaAttention(Traced):
+    """The fixed-memory mixer of three layers in four.
+
+    Per head, with K = V = head_dim (128 in K3) and P = H * head_dim::
+
+        q, k = l2norm(silu(conv(W_q x))), l2norm(silu(conv(W_k x)))        v = silu(conv(W_v x))
+        beta = sigmoid(W_b x)        g = bounded_log_decay(W_fb W_fa x)    (softplus gate if gate_lower_bound is None)
+        o, S = kda(q, k, v, g, beta)
+        y = W_o [sigmoid(W_g x) * RMSNorm(o)]                               gates read the *normed* layer input x
+    """
+
+    def __init__(self, config, layer_idx: int = 0) -> None:
+        super().__init__()
+        lin = config.linear_attn_config
+        D, H, K = config.hidden_size, lin.num_heads, lin.head_dim
+        self.num_heads, self.head_dim, self.lower_bound = H, K, lin.gate_lower_bound
+        self.layer_idx = layer_idx
+        self.q_proj, self.k_proj, self.v_proj = (linear(D, H * K) for _ in range(3))
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = (ShortConv(H * K, lin.short_conv_kernel_size) for _ in range(3))
+        self.f_a_proj, self.f_b_proj = linear(D, K), linear(K, H * K)
+        self.b_proj = linear(D, H)
+        self.A_log = nn.Parameter(torch.zeros(H))
+        self.dt_bias = nn.Parameter(torch.zeros(H * K))
+        if lin.use_full_rank_gate:
+            self.g_proj = linear(D, H * K)
+        else:
+            self.g_a_proj, self.g_b_proj = linear(D, K), linear(K, H * K)
+        self.o_norm = RMSNorm(K, config.rms_norm_eps)  # one gain, shared by all heads
+        self.o_proj = linear(H * K, D)
+
+    def reset_parameters(self, std: float) -> None:
+        """A_log = 0 and the Mamba-style bias for K3's gate; A_log = log U(1, 16) for Kimi Linear's (their reports)."""
+        with torch.no_grad():
+            if self.lower_bound is None:
+                self.A_log.uniform_(1.0, 16.0).log_()
+            else:
+                self.A_log.zero_()
+            self.dt_bias.copy_(mamba_dt_bias(self.dt_bias.shape))
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        *,
+        cache: FixedState | None = None,
+        mask: Bool[Tensor, "B T"] | None = None,
+        padding: Int[Tensor, "B"] | None = None,
+        cu_seqlens: Int[Tensor, "N+1"] | None = None,
+        backend: str = "auto",
+    ) -> Float[Tensor, "B T D"]:
+        """Mix along time.
+
+        Every mixer takes the same arguments: ``cache``, its slot, is read and replaced; ``mask`` is False at left padding (``padding``
+        counts the same per row, for mixers that look back); ``cu_seqlens`` bounds documents; ``backend`` is the operator's.
+        """
+        H, K = self.num_heads, self.head_dim
+        if mask is not None:
+            x = x * mask.unsqueeze(-1).to(x.dtype)  # padding then writes nothing: its key is zero
+        qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+        taps = torch.cat([self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]).squeeze(1)
+        positions = None if cu_seqlens is None else positions_in_documents(cu_seqlens)
+        qkv, tail = short_conv(qkv, taps, None if cache is None else cache.tail, positions)
+        q, k, v = (part.unflatten(-1, (H, K)) for part in F.silu(qkv).chunk(3, -1))
+        q, k = l2norm(q), l2norm(k)
+        beta = torch.sigmoid(self.b_proj(x).to(self.A_log.dtype))
+        f = self.f_b_proj(self.f_a_proj(x)).unflatten(-1, (H, K))
+        bias = self.dt_bias.view(H, K)
+        if self.lower_bound is None:
+            g = softplus_log_decay(f, self.A_log, bias)
+        else:
+            g = bounded_log_decay(f, self.A_log, bias, self.lower_bound)
+
+        state = None if cache is None else cache.state
+        if self.tracing:
+            o, S = self._traced_recurrence(q, k, v, g, beta, state)
+        else:
+            o, S = kda(q, k, v, g, beta, initial_state=state, cu_seqlens=cu_seqlens, backend=backend)
+        if cache is not None:
+            cache.state, cache.tail = S, tail
+        gate = self.g_proj(x) if hasattr(self, "g_proj") else self.g_b_proj(self.g_a_proj(x))
+        y = self.o_norm(o) * torch.sigmoid(gate).unflatten(-1, (H, K))
+        return self.o_proj(y.flatten(2))
+
+    def _traced_recurrence(self, q, k, v, g, beta, state) -> tuple[Tensor, Tensor]:
+        """The token loop, every state kept, for a recorder: q, k, v, alpha, beta, state (after each token) and output."""
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        scaled, k_, v_, g_, beta_ = (a.to(dtype) for a in (q * q.shape[-1] ** -0.5, k, v, g, beta))
+        S = k_.new_zeros(*k_.shape[:1], self.num_heads, self.head_dim, self.head_dim) if state is None else state
+        o, S, states = kda_recurrent(scaled, k_, v_, g_, beta_, S, keep_states=True)
+        self.emit(q=q, k=k, v=v, alpha=g.exp(), beta=beta, state=states, output=o)
+        return o.to(q.dtype), S
+
+
+def positions_in_documents(cu_seqlens: Int[Tensor, "N+1"]) -> Int[Tensor, "T"]:
+    """Index of every token inside its own document of a packed row."""
+    lengths = cu_seqlens.diff()
+    starts = torch.repeat_interleave(cu_seqlens[:-1], lengths)
+    return torch.arange(int(cu_seqlens[-1]), device=cu_seqlens.device) - starts

@@ -1,0 +1,72 @@
+"""Stable LatentMoE: many small experts behind a narrow latent, two shared ones on the full width (K3 report 2.3, Eq. 11-13)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from minimodel.layers import GatedMLP, RMSNorm, glu, linear
+from minimodel.routing import Router
+
+
+class RoutedExperts(nn.Module):
+    """E gated MLPs, stored stacked: w1 (gate) and w3 (up) [E, F, L], w2 (down) [E, L, F], in the released checkpoint's letters."""
+
+    def __init__(self, config, width: int) -> None:
+        super().__init__()
+        E, F = config.num_experts, config.moe_intermediate_size
+        self.config = config
+        self.w1 = nn.Parameter(torch.empty(E, F, width))
+        self.w3 = nn.Parameter(torch.empty(E, F, width))
+        self.w2 = nn.Parameter(torch.empty(E, width, F))
+
+    def forward(
+        self, z: Float[Tensor, "S L"], weights: Float[Tensor, "S k"], indices: Int[Tensor, "S k"]
+    ) -> Float[Tensor, "S L"]:
+        """``u = sum_j p_j E_j(z)``: tokens are sorted by expert, each expert runs once on its own rows, idle ones not at all."""
+        S, k = indices.shape
+        order = indices.flatten().argsort(stable=True)
+        loads = torch.bincount(indices.flatten(), minlength=len(self.w1)).tolist()
+        rows = z[order // k]
+        hidden = glu(_grouped(rows, self.w1, loads), _grouped(rows, self.w3, loads), self.config)
+        out = _grouped(hidden, self.w2, loads)
+        out = torch.empty_like(out).index_copy(0, order, out).view(S, k, -1)
+        return (out * weights.to(out.dtype).unsqueeze(-1)).sum(1)
+
+
+def _grouped(rows: Float[Tensor, "N I"], w: Float[Tensor, "E O I"], loads: list[int]) -> Float[Tensor, "N O"]:
+    """Rows sorted by expert times each expert's own matrix."""
+    return torch.cat([part @ w[e].T for e, part in enumerate(rows.split(loads)) if loads[e]])
+
+
+class StableLatentMoE(nn.Module):
+    """``y = sum_shared E(x) + W_up RMSNorm( sum_j p_j E_j(W_down x) )``.
+
+    The router reads the full x, routed experts the latent (half of D in K3), shared experts the full x, fused into one MLP of twice the width.
+    "Stable" names three additions: this norm after the weighted sum, the bounded SiTU activation, Quantile Balancing. Without
+    ``routed_expert_hidden_size`` there is no latent and no norm (Kimi Linear).
+    """
+
+    def __init__(self, config) -> None:
+        super().__init__()
+        D, L = config.hidden_size, config.routed_expert_hidden_size
+        self.gate = Router(config)
+        self.experts = RoutedExperts(config, L or D)
+        if L is not None:
+            self.routed_expert_down_proj = linear(D, L)
+            self.routed_expert_up_proj = linear(L, D)
+            if config.latent_moe_use_norm:
+                self.routed_expert_norm = RMSNorm(L, config.rms_norm_eps)
+        if config.num_shared_experts:
+            self.shared_experts = GatedMLP(config, config.num_shared_experts * config.moe_intermediate_size)
+
+    def forward(self, x: Float[Tensor, "B T D"], mask: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B T D"]:
+        flat = x.flatten(0, -2)
+        weights, indices = self.gate(flat, None if mask is None else mask.flatten())
+        z = self.routed_expert_down_proj(flat) if hasattr(self, "routed_expert_down_proj") else flat
+        u = self.experts(z, weights, indices)
+        if hasattr(self, "routed_expert_norm"):
+            u = self.routed_expert_norm(u)
+        y = (self.routed_expert_up_proj(u) if hasattr(self, "routed_expert_up_proj") else u).view_as(x)
+        return y + self.shared_experts(x) if hasattr(self, "shared_experts") else y

@@ -1,0 +1,118 @@
+"""The small parts: norms, the short convolution, activations, the gated MLP. Functions first, thin modules after."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+def rms_norm(x: Float[Tensor, "... D"], weight: Float[Tensor, "D"] | None = None, eps: float = 1e-5) -> Float[Tensor, "... D"]:
+    """``weight * x / sqrt(mean(x^2) + eps)`` over the last axis, in float32 (or float64), returned in x's dtype."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (y if weight is None else y * weight).to(x.dtype)
+
+
+def l2norm(x: Float[Tensor, "... K"], eps: float = 1e-6) -> Float[Tensor, "... K"]:
+    """``x / sqrt(sum(x^2) + eps)``: unit length, with eps added to the *sum* of squares as the released kernels do."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def situ_glu(
+    gate: Float[Tensor, "... F"], up: Float[Tensor, "... F"], beta: float = 4.0, linear_beta: float | None = 25.0
+) -> Float[Tensor, "... F"]:
+    """SiTU-GLU (K3 report 2.3): ``beta tanh(gate/beta) sigmoid(gate) * linear_beta tanh(up/linear_beta)``.
+
+    Bounded by beta * linear_beta (100 in K3), equal to SwiGLU to first order at zero. ``linear_beta=None``: no cap on the up
+    branch. Computed in float32 (or float64) with one cast at the end.
+    """
+    if gate.shape != up.shape:
+        raise ValueError(f"up must have gate's shape {tuple(gate.shape)}, got {tuple(up.shape)}")
+    if not beta > 0 or (linear_beta is not None and not linear_beta > 0):
+        raise ValueError(f"beta and linear_beta must be positive (or linear_beta None), got {beta} and {linear_beta}")
+    dtype = torch.float64 if gate.dtype == torch.float64 else torch.float32
+    a, b = gate.to(dtype), up.to(dtype)
+    b = b if linear_beta is None else linear_beta * torch.tanh(b / linear_beta)
+    return (beta * torch.tanh(a / beta) * torch.sigmoid(a) * b).to(gate.dtype)
+
+
+def glu(gate: Float[Tensor, "... F"], up: Float[Tensor, "... F"], config) -> Float[Tensor, "... F"]:
+    """The config's gated activation: SiTU-GLU for ``hidden_act="situ"``, SwiGLU for "silu"."""
+    if config.hidden_act == "situ":
+        return situ_glu(gate, up, config.activation_situ_beta, config.activation_situ_linear_beta)
+    return F.silu(gate) * up
+
+
+def short_conv(
+    x: Float[Tensor, "B T P"],
+    weight: Float[Tensor, "P W"],
+    tail: Float[Tensor, "B W-1 P"] | None = None,
+    positions: Tensor | None = None,
+) -> tuple[Float[Tensor, "B T P"], Float[Tensor, "B W-1 P"]]:
+    """Depthwise causal convolution: ``y_t = sum_i weight[:, i] * x_(t-W+1+i)``; the last tap multiplies the current token.
+
+    Args:
+        x: raw projections [B, T, P].
+        weight: W taps a channel [P, W].
+        tail: the W-1 projections before x (zeros by default): what a cache keeps.
+        positions: [T] index inside its document, for packed rows: taps that reach into the document before are cut.
+
+    Returns: y [B, T, P] and the new tail [B, W-1, P].
+    """
+    W, T = weight.shape[-1], x.shape[1]
+    if tail is None:
+        tail = x.new_zeros(x.shape[0], W - 1, x.shape[2])
+    padded = torch.cat([tail, x], 1)
+    weight = weight.to(x.dtype)
+    y = x * weight[:, -1]
+    for back in range(1, W):
+        shifted = padded[:, W - 1 - back : W - 1 - back + T]
+        if positions is not None:
+            shifted = shifted * (positions >= back).to(x.dtype)[None, :, None]
+        y = y + shifted * weight[:, -1 - back]
+    return y, padded[:, T:]
+
+
+class RMSNorm(nn.Module):
+    """:func:`rms_norm` with a learned gain."""
+
+    def __init__(self, size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class ShortConv(nn.Module):
+    """The taps of :func:`short_conv`, stored [P, 1, W] as the released checkpoint does; no bias."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, width))
+
+    def reset_parameters(self, std: float) -> None:
+        nn.init.uniform_(self.weight, -self.weight.shape[-1] ** -0.5, self.weight.shape[-1] ** -0.5)
+
+
+class GatedMLP(nn.Module):
+    """``down(act(gate(x)) * up(x))``: the dense layer of K3 and its shared experts."""
+
+    def __init__(self, config, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.gate_proj = linear(config.hidden_size, width)
+        self.up_proj = linear(config.hidden_size, width)
+        self.down_proj = linear(width, config.hidden_size)
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return self.down_proj(glu(self.gate_proj(x), self.up_proj(x), self.config))
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """A projection without bias, as everywhere in K3."""
+    return nn.Linear(inputs, outputs, bias=False)

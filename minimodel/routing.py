@@ -1,0 +1,169 @@
+"""Which experts a token visits, and how the load stays even (K3 report 2.3.3, appendices C and D).
+
+The bias steers the *selection* only; the mixture weights come from the unbiased scores. It is set from the scores of one whole optimizer step and
+used from the next one on, so that no token sees the future.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from minimodel.trace import Traced
+
+
+def route(
+    scores: Float[Tensor, "S E"], bias: Float[Tensor, "E"], top_k: int, *, renormalize: bool = True
+) -> tuple[Float[Tensor, "S k"], Int[Tensor, "S k"], Float[Tensor, "S"]]:
+    """Choose ``top_k`` experts by biased score, weigh them by the unbiased one: ``T = topk(s + b)``, ``p_j = s_j / sum_T s``.
+
+    Args:
+        scores: after the sigmoid [tokens, E].
+        bias: the balancing bias [E].
+        top_k: experts a token.
+        renormalize: weights sum to one; for top_k = 1 the weight is the score itself.
+
+    Returns: weights [tokens, k], expert indices [tokens, k], and the cutoff [tokens], the (k+1)-th biased score (with top_k = E the
+    smallest one: everything is chosen).
+    """
+    _check_scores(scores, bias, top_k)
+    E = scores.shape[-1]
+    best = (scores + bias).topk(min(top_k + 1, E), -1)
+    indices = best.indices[:, :top_k]
+    weights = scores.gather(-1, indices)
+    if renormalize and top_k > 1:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights, indices, best.values[:, -1]
+
+
+def quantile_bias(
+    scores: Float[Tensor, "S E"], bias: Float[Tensor, "E"], top_k: int, estimator: str = "exact", *, bins: int = 1000
+) -> Float[Tensor, "E"]:
+    """Quantile Balancing: the bias that would have given every expert its share ``q = tokens * top_k / E`` (K3 report Eq. 13-14).
+
+    ``b_j = -[(q+1)-th largest of s_ij - cutoff_i over tokens i]``, then mean-centered. No rate, no loss term. The exact form takes the
+    order statistic, never an interpolation; the histogram form counts margins in ``bins`` bins, which pools over micro-batches and devices
+    by adding integers (what K3 runs).
+
+    Args: scores after the sigmoid [tokens, E] of a whole optimizer step; the bias used in that step [E].
+    Returns: the bias for the next step [E], in the bias's dtype.
+    """
+    if estimator not in ("exact", "histogram"):
+        raise ValueError(f"estimator must be 'exact' or 'histogram', got {estimator!r}")
+    _check_scores(scores, bias, top_k)
+    S, E = scores.shape
+    if S == 0:
+        raise ValueError("scores must hold at least one token, got 0")
+    if estimator == "histogram":
+        pooled = MarginHistogram(bias, top_k, bins=bins)
+        pooled.add(scores)
+        return pooled.next_bias()
+    margins = scores.double() - route(scores.double(), bias.double(), top_k)[2][:, None]
+    rank = min(S * top_k // E, S - 1)  # 0-based: the (q+1)-th largest
+    return _centered(-margins.sort(0, descending=True).values[rank]).to(bias.dtype)
+
+
+class MarginHistogram:
+    """Counts of ``r_ij = cutoff_i - s_ij`` an expert, pooled over the micro-batches of one optimizer step (K3 report, App. D)."""
+
+    def __init__(self, bias: Float[Tensor, "E"], top_k: int, *, bins: int = 1000) -> None:
+        if bins < 1:
+            raise ValueError(f"bins must be at least 1, got {bins}")
+        self.bias, self.top_k, self.bins = bias.detach().double().clone(), top_k, bins
+        self.low = float(self.bias.min()) - 1  # scores lie in (0, 1), so no margin leaves [b_min - 1, b_max + 1]
+        self.width = (float(self.bias.max()) + 1 - self.low) / bins
+        self.counts = torch.zeros(len(bias), bins, dtype=torch.long, device=bias.device)
+        self.tokens = 0
+
+    def add(self, scores: Float[Tensor, "S E"]) -> None:
+        scores = scores.detach().double()
+        margins = route(scores, self.bias, self.top_k)[2][:, None] - scores
+        cells = ((margins - self.low) / self.width).floor().clamp(0, self.bins - 1).long()
+        self.counts.scatter_add_(1, cells.T, torch.ones_like(cells.T))
+        self.tokens += len(scores)
+
+    def next_bias(self) -> Float[Tensor, "E"]:
+        q = self.tokens * self.top_k / len(self.bias)
+        total = self.counts.cumsum(1)
+        cell = (total < -(-self.tokens * self.top_k // len(self.bias))).sum(1).clamp_max(self.bins - 1)
+        inside = self.counts.gather(1, cell[:, None]).squeeze(1)
+        before = total.gather(1, cell[:, None]).squeeze(1) - inside
+        fraction = ((q - before) / inside.clamp_min(1)).clamp(0, 1)
+        return _centered(self.low + (cell + fraction) * self.width).float()
+
+
+def sign_bias(loads: Int[Tensor, "E"], bias: Float[Tensor, "E"], rate: float = 1e-3) -> Float[Tensor, "E"]:
+    """The loss-free rule that Quantile Balancing replaces: a fixed step up for starved experts, down for busy ones (DeepSeek-V3)."""
+    wide = loads.to(bias.dtype)
+    return bias + rate * torch.sign(wide.mean() - wide)
+
+
+def balance_loss(scores: Float[Tensor, "S E"], indices: Int[Tensor, "S k"]) -> Float[Tensor, ""]:
+    """The auxiliary loss of older mixtures: E * sum_j (share of tokens sent to j) * (mean normalized score of j). 1 when even."""
+    E = scores.shape[-1]
+    share = torch.bincount(indices.flatten(), minlength=E).to(scores.dtype) / indices.numel()
+    return E * (share * (scores / scores.sum(-1, keepdim=True)).mean(0)).sum()
+
+
+class Router(Traced):
+    """Sigmoid scores over all experts, read from the full hidden state in float32, with a balancing bias.
+
+    In training mode it pools margins; :meth:`update_bias`, called once after the optimizer's step, turns them into the next bias. In eval mode
+    the bias is frozen.
+    """
+
+    def __init__(self, config) -> None:
+        super().__init__()
+        self.top_k, self.renormalize = config.num_experts_per_token, config.moe_renormalize
+        self.scale = config.routed_scaling_factor
+        self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
+        self.register_buffer("e_score_correction_bias", torch.zeros(config.num_experts))
+        self.estimator, self.ema = "histogram", 0.0
+        self._pooled: MarginHistogram | list[Tensor] | None = None
+
+    def forward(
+        self, x: Float[Tensor, "S D"], valid: Tensor | None = None
+    ) -> tuple[Float[Tensor, "S k"], Int[Tensor, "S k"]]:
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        scores = torch.sigmoid(x.to(dtype) @ self.weight.to(dtype).T)
+        weights, indices, cutoff = route(scores, self.e_score_correction_bias.to(dtype), self.top_k, renormalize=self.renormalize)
+        if self.training and self.top_k < scores.shape[1]:
+            self._pool(scores.detach() if valid is None else scores.detach()[valid])
+        self.emit(scores=scores, indices=indices, weights=weights, cutoff=cutoff)
+        return weights * self.scale, indices
+
+    def _pool(self, scores: Tensor) -> None:
+        if self.estimator == "exact":
+            self._pooled = [*(self._pooled or []), scores]
+        else:
+            if self._pooled is None:
+                self._pooled = MarginHistogram(self.e_score_correction_bias, self.top_k)
+            self._pooled.add(scores)
+
+    @torch.no_grad()
+    def update_bias(self) -> None:
+        """Set the bias for the next step from everything pooled since the last call; does nothing when nothing was."""
+        if self._pooled is None:
+            return
+        bias = self.e_score_correction_bias
+        if isinstance(self._pooled, MarginHistogram):
+            new = self._pooled.next_bias()
+        else:
+            new = quantile_bias(torch.cat(self._pooled), bias, self.top_k)
+        bias.copy_(self.ema * bias + (1 - self.ema) * new.to(bias.dtype))
+        self._pooled = None
+
+
+def _centered(bias: Tensor) -> Tensor:
+    return bias - bias.mean()
+
+
+def _check_scores(scores: Tensor, bias: Tensor, top_k: int) -> None:
+    if scores.dim() != 2:
+        raise ValueError(f"scores must be [tokens, E], got shape {tuple(scores.shape)}")
+    E = scores.shape[1]
+    if tuple(bias.shape) != (E,):
+        raise ValueError(f"bias must be [E] = ({E},) for scores of shape {tuple(scores.shape)}, got {tuple(bias.shape)}")
+    if not 1 <= top_k <= E:
+        raise ValueError(f"top_k must lie in 1..E = 1..{E}, got {top_k}")

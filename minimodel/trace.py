@@ -1,0 +1,74 @@
+"""record(model): look inside a running model. Off, it costs one attribute test a layer.
+
+    with record(model) as trace:
+        model(ids)
+    trace["layers.2.kda.state"]        # [B, T, H, K, V], after every token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+
+class Trace(Mapping):
+    """Recorded tensors by name. A name written twice (two forward passes) keeps the last value."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+
+    def write(self, name: str, value: Tensor) -> None:
+        self._tensors[name] = value.detach().clone()
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise KeyError(f"nothing recorded under {name!r}; recorded: {', '.join(sorted(self._tensors))}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+class Traced(nn.Module):
+    """A module that can report what it computes. ``emit`` does nothing unless a recorder is attached."""
+
+    _trace: Trace | None = None
+    _trace_name = ""
+
+    @property
+    def tracing(self) -> bool:
+        return self._trace is not None
+
+    def emit(self, **tensors: Tensor) -> None:
+        if self._trace is not None:
+            for name, value in tensors.items():
+                self._trace.write(f"{self._trace_name}.{name}", value)
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[Trace]:
+    """Record what every traced part of ``model`` computes inside the ``with`` block.
+
+    Names: ``layers.N.kda.{q,k,v,alpha,beta,state,output}``, ``layers.N.mla.{attention,gate,latent}``,
+    ``layers.N.moe.{scores,indices,weights,cutoff}``, ``layers.N.{attn_res,mlp_res}.weights``, ``output_res.weights``, ``logits``.
+    One recording at a time on a model.
+    """
+    traced = [m for m in model.modules() if isinstance(m, Traced)]
+    if not traced:
+        raise ValueError(f"model: {type(model).__name__} has no traced parts")
+    if any(m.tracing for m in traced):
+        raise RuntimeError("model is already being recorded: one recording at a time")
+    trace = Trace()
+    for m in traced:
+        m._trace = trace
+    try:
+        yield trace
+    finally:
+        for m in traced:
+            m._trace = None
