@@ -1,0 +1,69 @@
+"""`make notebooks`: run every notebook from top to bottom and store what it shows. Needs the test extra and Chromium.
+
+Stored are text, figures and a PNG still of each figure. Left out is what is different in every run or means nothing without a
+kernel: widget states and views, times, version numbers. A notebook that fails stays as it was.
+"""
+import base64
+import os
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
+FIGURE = "application/vnd.plotly.v1+json"
+VIEW = "application/vnd.jupyter.widget-view+json"
+METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+def still(figure):
+    """A plotly figure, given as JSON, as a PNG in base64."""
+    import plotly.io
+
+    picture = plotly.io.from_json(plotly.io.to_json({"data": figure["data"], "layout": figure["layout"]}), skip_invalid=True)
+    return base64.b64encode(picture.to_image("png", width=figure["layout"].get("width", 900), height=figure["layout"].get("height", 450)))
+
+
+def clean(notebook):
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for cell in notebook.cells:
+        cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags"}
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            data.pop(VIEW, None)
+            if FIGURE in data and "image/png" not in data:
+                data["image/png"] = still(data[FIGURE]).decode()
+
+
+def execute(path):
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, timeout=600, kernel_name="python3", record_timing=False,
+                            resources={"metadata": {"path": path.parent}})
+    client.execute()
+    clean(notebook)
+    nbformat.validate(notebook)
+    part = path.with_suffix(".part")
+    nbformat.write(notebook, part)
+    os.replace(part, path)
+
+
+def main(names):
+    paths = [Path(name).resolve() for name in names] or sorted(FOLDER.glob("**/*.ipynb"))
+    for number, path in enumerate(paths, 1):
+        start = time.time()
+        print(f"[{number}/{len(paths)}] {path.name} ...", end=" ", flush=True)
+        try:
+            execute(path)
+        except CellExecutionError as error:
+            sys.exit(f"a cell failed; the stored notebook stays as it was.\n{error}")
+        print(f"{time.time() - start:.0f} s, {path.stat().st_size // 1000} kB", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
