@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "story": {"torch", "numpy", "jaxtyping", "minimodel"},
     "figure": {"torch", "numpy", "plotly", "jaxtyping", "minimodel"},
     "panel": {"torch", "numpy", "plotly", "jaxtyping", "minimodel", "ipywidgets", "anywidget", "traitlets", "IPython"},
-    "animations": {"torch", "numpy", "manim", "minimodel", "animations"},
+    "animations": {"torch", "numpy", "manim", "typst", "minimodel", "animations"},
 }
 
 
@@ -41,7 +41,12 @@ def kind(path):
         return parts[0]
     if path.name == "__init__.py":
         return "package"
-    return next((kind for kind in ("story", "figure", "panel", "theme") if path.stem.endswith(kind)), "figure")
+    return layer(path.stem)
+
+
+def layer(stem):
+    """Story, figure, panel or theme; what draws nothing belongs to the story."""
+    return next((name for name in ("figure", "panel", "theme") if stem.endswith(name)), "story")
 
 
 def may_import(path, module, name):
@@ -64,8 +69,7 @@ def may_import(path, module, name):
         return mine == "panel"
     subject = path.relative_to(ROOT).parts[1]
     layers = ["story", "figure", "panel"]
-    theirs = next((layer for layer in layers if module.endswith(layer)), "figure")
-    return module.split(".")[1] == subject and layers.index(theirs) <= layers.index(mine)
+    return module.split(".")[1] == subject and layers.index(layer(module)) <= layers.index(mine)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
