@@ -104,17 +104,20 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dic
 
     Returns: groups with keys ``params`` ((name, parameter) pairs), ``method``, ``heads`` (row blocks a matrix is cut into) and
     ``weight_decay``.
-    Raises: ValueError if the rows of a per-head projection do not divide into ``num_heads``, or nothing is trainable.
+    Raises: ValueError if a per-head projection's rows do not divide into its heads, or nothing is trainable.
     """
-    heads = {}
+    heads: dict[Tensor, int] = {}
     for path, module in model.named_modules():
         for child in PER_HEAD:
             weight = getattr(getattr(module, child, None), "weight", None)
-            if weight is None or not isinstance(getattr(module, "num_heads", None), int):
+            blocks = getattr(module, "num_heads", None)
+            if weight is None or not isinstance(blocks, int):
                 continue
-            if weight.shape[0] % module.num_heads:
-                raise ValueError(f"{path}.{child} has {weight.shape[0]} rows, which num_heads={module.num_heads} does not divide")
-            heads[weight] = module.num_heads
+            if child in ("k_proj", "v_proj"):
+                blocks = getattr(module, "kv_heads", blocks)  # grouped-query attention has fewer key than query heads
+            if weight.shape[0] % blocks:
+                raise ValueError(f"{path}.{child} has {weight.shape[0]} rows, which {blocks} heads do not divide")
+            heads[weight] = blocks
     tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     tables |= {p for name, p in model.named_parameters() if name.split(".")[-2:] == ["lm_head", "weight"]}
     groups: dict[tuple, dict[str, Any]] = {}
