@@ -22,7 +22,11 @@ from torch import Tensor
 from minimodel.config import K3Config
 from minimodel.model import K3ForCausalLM
 from minimodel.mxfp4 import BLOCK, dequantize_mxfp4, quantize_mxfp4
-from minimodel.tensor_files import Entry, Staging, entry_of, file_entries, read_entries, write_entries
+from minimodel.tensor_files import (
+    Entry, Staging, entry_of, file_entries, load_safetensors, read_entries, save_safetensors, write_entries,
+)  # fmt: skip
+
+__all__ = ["RELEASED_K3", "Layout", "from_pretrained", "load_released", "load_safetensors", "save_pretrained", "save_safetensors"]
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 TEXT_PREFIX = "language_model."  # the full checkpoint holds the vision parts beside it
