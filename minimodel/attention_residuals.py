@@ -105,7 +105,7 @@ class PseudoQuery(nn.Module):
 class DepthReader(Traced):
     """A view on one reader's parameters: pseudo-query and norm. It owns neither; the released names put them in the layer."""
 
-    def forward(self, depth: DepthSources, query: PseudoQuery, norm: RMSNorm) -> Float[Tensor, "B T D"]:
+    def forward(self, depth: DepthSources, query: PseudoQuery | None, norm: RMSNorm | None) -> Float[Tensor, "B T D"]:
         if not depth.blocks:  # plain residuals, or nothing stored yet: one source, weight 1
             return depth.prefix
         sources = depth.stacked()

@@ -226,7 +226,7 @@ def _linear_attn_from(source: dict[str, Any]) -> LinearAttnConfig:
     for name in source:
         if name not in known:
             raise ValueError(f"linear_attn_config: unknown key {name!r}; keys are {sorted(known)}")
-    return LinearAttnConfig(**source)
+    return LinearAttnConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in source.items()})
 
 
 def _positive(name: str, value: Any) -> None:

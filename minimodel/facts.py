@@ -25,7 +25,7 @@ OTHER_PRICES = "price table of the Rust crate aicost"
 class Fact:
     """One published number. ``unit`` is what the number counts; ``source`` is where it is printed."""
 
-    value: float | str
+    value: int | float | str
     unit: str
     source: str
 
@@ -35,11 +35,11 @@ class Table:
     """Published numbers that belong together: every row has one entry a column, None where nothing was published."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[float | str | None, ...], ...]
+    rows: tuple[tuple[int | float | str | None, ...], ...]
     unit: str
     source: str
 
-    def column(self, name: str) -> tuple[float | str | None, ...]:
+    def column(self, name: str) -> tuple[int | float | str | None, ...]:
         """The entries of one column, top to bottom. Raises ValueError for an unknown column."""
         if name not in self.columns:
             raise ValueError(f"name must be one of {self.columns}, got {name!r}")
@@ -109,11 +109,15 @@ class KimiLinear:
     prefill_speedup_512k = Fact(2.3, "x", f"{KIMI_LINEAR_PAPER}, Figure 7")
     scaling_advantage = Fact(1.16, "x compute", f"{KIMI_LINEAR_PAPER}, scaling law")
     scaling_law = Table(
-        ("model", "a", "b"), (("MLA", 2.3092, -0.0536), ("Kimi Linear", 2.2879, -0.0527)), "loss = a C^b", f"{KIMI_LINEAR_PAPER}, scaling law"
-    )
+        ("model", "a", "b"),
+        (("MLA", 2.3092, -0.0536), ("Kimi Linear", 2.2879, -0.0527)),
+        "loss = a C^b", f"{KIMI_LINEAR_PAPER}, scaling law",
+    )  # fmt: skip
     longer_training_ruler = Table(
-        ("tokens of context", "score"), ((131_072, 95.4), (1_048_576, 94.8)), "RULER points", f"{KIMI_LINEAR_PAPER}, model trained on 5.7T tokens"
-    )
+        ("tokens of context", "score"),
+        ((131_072, 95.4), (1_048_576, 94.8)),
+        "RULER points", f"{KIMI_LINEAR_PAPER}, model trained on 5.7T tokens",
+    )  # fmt: skip
     ratio_ablation = Table(
         ("KDA:MLA", "train", "validation"),
         (("3:1", 9.23, 5.65), ("0:1", 9.45, 5.77), ("1:1", 9.29, 5.66), ("7:1", 9.23, 5.70), ("15:1", 9.34, 5.82)),
@@ -161,8 +165,10 @@ class AttentionResiduals:
     training_overhead = Fact(0.04, "share, less than", f"{ATTN_RES_PAPER}, pipeline parallel")
     inference_overhead = Fact(0.02, "share, less than", ATTN_RES_PAPER)
     scaling_law = Table(
-        ("residuals", "a", "b"), (("plain", 1.891, -0.057), ("block", 1.870, -0.058), ("full", 1.865, -0.057)), "loss = a C^b", ATTN_RES_PAPER
-    )
+        ("residuals", "a", "b"),
+        (("plain", 1.891, -0.057), ("block", 1.870, -0.058), ("full", 1.865, -0.057)),
+        "loss = a C^b", ATTN_RES_PAPER,
+    )  # fmt: skip
     validation_loss = Table(
         ("parameters", "plain", "block", "full"),
         (
@@ -184,8 +190,10 @@ class AttentionResiduals:
         "validation loss", f"{ATTN_RES_PAPER}, ablation (436M parameters)",
     )  # fmt: skip
     block_size = Table(
-        ("sublayers in a block", "loss"), (("2 to 8", "1.746 to 1.748"), ("16", 1.753), ("32", 1.757)), "validation loss, rounded", ATTN_RES_PAPER
-    )
+        ("sublayers in a block", "loss"),
+        (("2 to 8", "1.746 to 1.748"), ("16", 1.753), ("32", 1.757)),
+        "validation loss, rounded", ATTN_RES_PAPER,
+    )  # fmt: skip
     downstream = Table(
         ("benchmark", "plain", "Attention Residuals"),
         (
@@ -227,13 +235,13 @@ class Standing:
 
 
 @cache
-def benchmarks() -> tuple[Table, ...]:
-    """Figure 1 of the K3 report, one table a benchmark in the order of the figure: columns (benchmark name, score), best model first."""
+def benchmarks() -> dict[str, Table]:
+    """Figure 1 of the K3 report in its order: the benchmark's name, then (model, score) rows with the best model first."""
     data = _packaged("k3_benchmarks.json")
-    unit = {True: "Elo", False: "%"}
-    return tuple(
-        Table((name, "score"), tuple(scores.items()), unit["Elo" in name], data["source"]) for name, scores in data["benchmarks"].items()
-    )
+    return {
+        name: Table(("model", "score"), tuple(scores.items()), "Elo" if "Elo" in name else "points", data["source"])
+        for name, scores in data["benchmarks"].items()
+    }
 
 
 @cache

@@ -65,7 +65,7 @@ def additive_chunked(
 
     causal = torch.ones(C, C, dtype=torch.bool, device=q.device).tril()
     outputs = []
-    for q_, k_, v_, g_, w_ in zip(*map(chunks, (q, k, v, g, write))):
+    for q_, k_, v_, g_, w_ in zip(*map(chunks, (q, k, v, g, write)), strict=True):
         G = g_.cumsum(-1)
         decay = (G.unsqueeze(-1) - G.unsqueeze(-2)).masked_fill(~causal, -torch.inf).exp()  # masked before exp: else inf * 0 in backward
         outputs.append(G.exp().unsqueeze(-1) * (q_ @ S) + (q_ @ k_.transpose(-1, -2) * decay * w_.unsqueeze(-2)) @ v_)

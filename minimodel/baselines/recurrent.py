@@ -27,7 +27,6 @@ from minimodel.baselines.additive import additive_chunked, additive_recurrent
 from minimodel.cache import FixedState
 from minimodel.delta_rule import kda, mamba_dt_bias, softplus_log_decay
 from minimodel.delta_rule.recurrent import kda_recurrent
-from minimodel.kda import positions_in_documents
 from minimodel.layers import RMSNorm, ShortConv, l2norm, linear, short_conv
 from minimodel.trace import Traced
 
@@ -84,8 +83,7 @@ class LinearAttention(Traced):
             x = x * mask.unsqueeze(-1).to(x.dtype)  # padding then writes nothing: its key is zero
         qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         taps = torch.cat([self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]).squeeze(1)
-        positions = None if cu_seqlens is None else positions_in_documents(cu_seqlens)
-        qkv, tail = short_conv(qkv, taps, None if cache is None else cache.tail, positions)
+        qkv, tail = short_conv(qkv, taps, None if cache is None else cache.tail, cu_seqlens)
         q, k, v = (part.unflatten(-1, (H, K)) for part in F.silu(qkv).chunk(3, -1))
         q, k = l2norm(q), l2norm(k)
         g, write = self._gates(x)
@@ -114,7 +112,8 @@ class LinearAttention(Traced):
         inputs = [q.to(g.dtype) * self.head_dim**-0.5, k.to(g.dtype), v.to(g.dtype), g, write]
         S = g.new_zeros(q.shape[0], self.num_heads, self.head_dim, self.head_dim) if state is None else state
         bounds = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
-        outputs, finals, states = zip(*(self._document([x[:, a:b] for x in inputs], S, backend) for a, b in pairwise(bounds)))
+        documents = [self._document([x[:, a:b] for x in inputs], S, backend) for a, b in pairwise(bounds)]
+        outputs, finals, states = zip(*documents, strict=True)
         o = torch.cat(outputs, 1)
         if self.tracing:
             self.emit(q=q, k=k, v=v, alpha=g.exp(), beta=write, state=torch.cat(states, 1), output=o)
