@@ -98,6 +98,24 @@ class Lab:
         area.scroll_into_view_if_needed()
         return area
 
+    def cell(self, text):
+        """The output of the only code cell that holds this text, for instance the name of a panel."""
+        return self.output(self.page.evaluate("""text => {
+            const cells = window.jupyterapp.shell.currentWidget.content.widgets.filter(cell => cell.model.type === 'code');
+            const found = cells.flatMap((cell, i) => cell.model.sharedModel.getSource().includes(text) ? [i] : []);
+            if (found.length !== 1) throw new Error(`${found.length} cells hold "${text}"`);
+            return found[0];
+        }""", text))
+
+    def wait_for_picture(self, area):
+        """Wait until an output shows an image that has loaded, or a drawn plotly figure."""
+        self.page.wait_for_function("""area => [...area.querySelectorAll('img')].some(image => image.complete && image.naturalWidth > 0)
+            || area.querySelector('.js-plotly-plot .main-svg')""", arg=area.element_handle())
+
+    def sliders(self, area):
+        """The sliders of a panel, in reading order: each takes the focus and the arrow keys."""
+        return area.locator(".noUi-handle, input[type=range]")
+
     def figures(self):
         """The plotly figures on the page."""
         return self.page.locator(".js-plotly-plot")
