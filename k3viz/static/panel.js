@@ -1,0 +1,176 @@
+// The browser side of every panel: controls in plain HTML (labels, arrow keys and Tab work by themselves) and one plotly picture.
+
+// plotly.js arrives gzipped in a widget that all panels share; the page keeps one unpacked copy under a name with its version.
+async function plotly(model) {
+  const library = await model.widget_manager.get_model(model.get("library").replace("IPY_MODEL_", ""));
+  const key = "__k3viz_plotly_" + library.get("version");
+  globalThis[key] ??= unpack(library.get("gz")).catch((error) => { delete globalThis[key]; throw error; });
+  return globalThis[key];
+}
+
+async function unpack(gz) {
+  const unzipped = new Blob([gz]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const code = await new Response(unzipped).text();
+  const module = { exports: {} };
+  new Function("module", "exports", "define", code)(module, module.exports, undefined); // hidden from any AMD loader on the page
+  return module.exports;
+}
+
+function element(tag, props = {}, ...children) {
+  const node = Object.assign(document.createElement(tag), props);
+  node.append(...children);
+  return node;
+}
+
+// Dark page? JupyterLab says so; elsewhere the text color tells.
+function isDark(el) {
+  const lab = document.body.dataset.jpThemeLight;
+  if (lab !== undefined) return lab === "false";
+  const [r, g, b] = (getComputedStyle(el).color.match(/[\d.]+/g) || [0, 0, 0]).map(Number);
+  return 0.3 * r + 0.6 * g + 0.1 * b > 140;
+}
+
+let count = 0;
+
+// One builder a kind of control. Each returns { node, show(value, spec) }; `change(value)` tells the panel.
+const BUILD = {
+  slider(c, change) {
+    const id = `k3viz-${++count}`;
+    const input = element("input", { type: "range", id, min: c.low, max: c.high, step: c.step });
+    const digits = (String(c.step).split(".")[1] || "").length;
+    const out = element("output", { htmlFor: id });
+    const show = (v) => { input.value = v; out.textContent = Number(v).toFixed(digits); };
+    input.addEventListener("input", () => { out.textContent = Number(input.value).toFixed(digits); change(Number(input.value)); });
+    return { node: element("div", { className: "k3viz-control" }, element("label", { htmlFor: id, textContent: c.label }), input, out), show };
+  },
+
+  choice(c, change) {
+    const id = `k3viz-${++count}`;
+    const select = element("select", { id }, ...c.options.map(([value, text]) => element("option", { value, textContent: text })));
+    select.addEventListener("change", () => change(select.value));
+    const show = (v) => { select.value = v; };
+    return { node: element("div", { className: "k3viz-control" }, element("label", { htmlFor: id, textContent: c.label }), select), show };
+  },
+
+  checks(c, change) {
+    const boxes = c.options.map(([value]) => element("input", { type: "checkbox", value, id: `k3viz-${++count}` }));
+    const labels = boxes.map((box, i) => element("label", { htmlFor: box.id }, box, " " + c.options[i][1]));
+    for (const box of boxes) box.addEventListener("change", () => change(boxes.filter((b) => b.checked).map((b) => b.value)));
+    const show = (v) => { for (const box of boxes) box.checked = v.includes(box.value); };
+    return { node: element("fieldset", { className: "k3viz-checks" }, element("legend", { textContent: c.label }), ...labels), show };
+  },
+
+  text(c, change) {
+    const id = `k3viz-${++count}`;
+    const input = element("input", { type: "text", id });
+    input.addEventListener("change", () => change(input.value));
+    const show = (v) => { if (input !== document.activeElement) input.value = v; };
+    return { node: element("div", { className: "k3viz-control k3viz-wide" }, element("label", { htmlFor: id, textContent: c.label }), input), show };
+  },
+
+  player(c, change, ready) {
+    const id = `k3viz-${++count}`;
+    let labels = c.labels, at = c.value, timer = null;
+    const input = element("input", { type: "range", id, min: 0, step: 1 });
+    const out = element("output", { htmlFor: id });
+    const button = (text, title, act) => {
+      const b = element("button", { type: "button", textContent: text, title });
+      b.setAttribute("aria-label", title);
+      b.addEventListener("click", act);
+      return b;
+    };
+    const stop = () => { clearInterval(timer); timer = null; play.textContent = "▶"; play.title = "play"; play.setAttribute("aria-label", "play"); };
+    const go = (to) => { at = Math.max(0, Math.min(labels.length - 1, to)); paint(); change(at); };
+    const paint = () => { input.max = labels.length - 1; input.value = at; out.textContent = `${at + 1} of ${labels.length}: ${labels[at] ?? ""}`; input.setAttribute("aria-valuetext", out.textContent); };
+    const start = () => {
+      if (at >= labels.length - 1) go(0);
+      play.textContent = "⏸"; play.title = "pause"; play.setAttribute("aria-label", "pause");
+      timer = setInterval(() => { if (!ready()) return; if (at >= labels.length - 1) stop(); else go(at + 1); }, 900);
+    };
+    const play = button("▶", "play", () => (timer ? stop() : start()));
+    const rewind = button("⏮", "rewind", () => { stop(); go(0); });
+    const back = button("◀", "one step back", () => { stop(); go(at - 1); });
+    const forth = button("▷", "one step forward", () => { stop(); go(at + 1); });
+    input.addEventListener("input", () => { stop(); go(Number(input.value)); });
+    const show = (v, spec) => { labels = spec.labels; at = v; paint(); };
+    const buttons = element("span", { className: "k3viz-buttons" }, rewind, back, play, forth);
+    return { node: element("div", { className: "k3viz-control k3viz-wide" }, element("label", { htmlFor: id, textContent: c.label }), buttons, input, out), show, stop };
+  },
+};
+
+async function render({ model, el }) {
+  let gone = false, Plotly = null, waiting = false, again = false, drawing = false, drawAgain = false;
+  const status = element("p", { className: "k3viz-sentence" });
+  status.setAttribute("role", "status");
+  const problem = element("p", { className: "k3viz-problem" });
+  problem.setAttribute("role", "alert");
+  const picture = element("div", { className: "k3viz-picture" });
+  picture.setAttribute("role", "img");
+  const form = element("div", { className: "k3viz-controls" });
+  const root = element("section", { className: "k3viz-panel" }, form, status, problem, picture);
+  root.setAttribute("aria-label", model.get("name"));
+  root.dataset.lmSuppressShortcuts = "true"; // or JupyterLab would take the arrow keys for itself
+  el.append(root);
+
+  // Ask the kernel for a drawing; while one is on its way only remember that there is more to ask.
+  const ask = () => {
+    if (waiting) { again = true; return; }
+    waiting = true;
+    root.classList.add("k3viz-busy");
+    model.set("asked", model.get("asked") + 1);
+    model.save_changes();
+  };
+  const controls = model.get("controls").map((c) => {
+    const change = (value) => { model.set("values", { ...model.get("values"), [c.name]: value }); ask(); };
+    const control = BUILD[c.kind](c, change, () => !waiting);
+    form.append(control.node);
+    return { name: c.name, ...control };
+  });
+  const showValues = () => {
+    const values = model.get("values"), specs = Object.fromEntries(model.get("controls").map((c) => [c.name, c]));
+    for (const c of controls) c.show(values[c.name], specs[c.name]);
+  };
+  const showState = () => {
+    status.textContent = model.get("sentence");
+    problem.textContent = model.get("problem");
+    problem.hidden = !model.get("problem");
+    picture.setAttribute("aria-label", model.get("sentence"));
+    for (const c of controls) c.node.hidden = model.get("hidden").includes(c.name);
+  };
+  const answered = () => {
+    if (model.get("answered") !== model.get("asked")) return;
+    waiting = false;
+    root.classList.remove("k3viz-busy");
+    if (again) { again = false; ask(); } else showValues();
+  };
+  const draw = async () => {
+    if (!Plotly || gone) return;
+    if (drawing) { drawAgain = true; return; }
+    drawing = true;
+    const p = model.get("picture");
+    const layout = { ...p.layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" };
+    await Plotly.react(picture, p.data, layout, { displaylogo: false, responsive: true, displayModeBar: false });
+    drawing = false;
+    if (drawAgain) { drawAgain = false; draw(); }
+  };
+  const themed = () => { const dark = isDark(el); if (dark !== model.get("dark")) { model.set("dark", dark); model.save_changes(); } };
+
+  const listeners = { "change:picture": draw, "change:sentence": showState, "change:problem": showState, "change:hidden": showState,
+    "change:answered": answered, "change:controls": showValues, "change:values": () => { if (!waiting) showValues(); } };
+  for (const [event, act] of Object.entries(listeners)) model.on(event, act);
+  const themes = new MutationObserver(themed);
+  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "class"] });
+  showValues(); showState(); themed();
+  plotly(model).then((P) => { Plotly = P; return draw(); }).catch((error) => {
+    problem.textContent = "The picture could not be drawn: " + error.message; problem.hidden = false;
+  });
+  return () => {
+    gone = true;
+    themes.disconnect();
+    for (const c of controls) c.stop?.();
+    for (const [event, act] of Object.entries(listeners)) model.off(event, act);
+    if (Plotly) Plotly.purge(picture);
+  };
+}
+
+export default { render };
