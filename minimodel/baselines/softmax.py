@@ -61,7 +61,7 @@ class MultiHeadAttention(Traced):
         *,
         cache: Rows | None = None,
         mask: Bool[Tensor, "B T"] | None = None,
-        cu_seqlens: Int[Tensor, "N+1"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
         padding: Int[Tensor, "B"] | None = None,
         backend: str = "auto",
     ) -> Float[Tensor, "B T D"]:
