@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -233,7 +233,7 @@ class PerHeadMuon(torch.optim.Optimizer):
         rows = p.shape[0] // len(blocks) if p.ndim == 2 else p.shape[1]
         return (blocks if rows <= p.shape[-1] else blocks.mT).reshape(p.shape)
 
-    def _momentum(self, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
+    def _momentum(self, group: dict[str, Any], params: list[Tensor]) -> Sequence[Tensor]:
         grads = [p.grad for p in params]
         buffers = []
         for p in params:
