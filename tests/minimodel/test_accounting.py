@@ -9,17 +9,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from minimodel import facts
 from minimodel.accounting import (
-    PRESETS,
     cache_bytes,
     expert_parameters,
     flops,
     mixer_parameters,
     parameter_budget,
-    report,
     row_numbers,
     weight_bytes,
     with_mixer,
 )
+from minimodel.accounting.report import PRESETS, report
 from minimodel.baselines import BASELINES
 from minimodel.config import K3Config
 from minimodel.model import K3ForCausalLM
