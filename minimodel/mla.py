@@ -53,7 +53,7 @@ class GatedMLA(Traced):
         cache: Rows | None = None,
         mask: Bool[Tensor, "B T"] | None = None,
         padding: Int[Tensor, "B"] | None = None,
-        cu_seqlens: Int[Tensor, "N+1"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
         backend: str = "auto",
     ) -> Float[Tensor, "B T D"]:
         """Read the whole past. ``padding`` counts each row's left padding, cached tokens included; ``mask`` and ``backend`` are KDA's."""
@@ -108,9 +108,9 @@ def attention_mask(
     N: int,
     device: torch.device,
     padding: Int[Tensor, "B"] | None = None,
-    cu_seqlens: Int[Tensor, "N+1"] | None = None,
+    cu_seqlens: Int[Tensor, "bounds"] | None = None,
     window: int | None = None,
-) -> Bool[Tensor, "B 1 T N"]:
+) -> Bool[Tensor, "#B 1 T N"]:
     """Which of N keys each of the last T tokens may read: itself and earlier ones, no padding, its own document, its window.
 
     A padding token may read itself, so that no row is empty (its output means nothing).

@@ -105,7 +105,7 @@ class K3Model(nn.Module):
         cache: HybridCache | None = None,
         mask: Bool[Tensor, "B T"] | None = None,
         padding: Int[Tensor, "B"] | None = None,
-        cu_seqlens: Int[Tensor, "N+1"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
         backend: str = "auto",
     ) -> Float[Tensor, "B T D"]:
         block = self.config.attn_res_block_size
@@ -156,7 +156,7 @@ class K3ForCausalLM(Traced):
         cache: HybridCache | None = None,
         *,
         attention_mask: Tensor | None = None,
-        cu_seqlens: Int[Tensor, "N+1"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
         backend: str = "auto",
     ) -> ModelOutput:
         """Next-token logits.

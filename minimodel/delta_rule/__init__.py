@@ -24,7 +24,7 @@ def kda(
     *,
     scale: float | None = None,
     initial_state: Float[Tensor, "N H K V"] | None = None,
-    cu_seqlens: Int[Tensor, "N+1"] | None = None,
+    cu_seqlens: Int[Tensor, "bounds"] | None = None,
     backend: str = "auto",
     chunk_size: int = 64,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"]]:
