@@ -3,9 +3,12 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parent.parent
 STANDARD = set(sys.stdlib_module_names)
@@ -153,3 +156,28 @@ def test_no_file_names_a_place_on_somebodys_machine():
     found = [f"{path.relative_to(ROOT)}: {line.strip()[:100]}" for path in tracked() if path.suffix in text and path != Path(__file__)
              for line in path.read_text(encoding="utf-8").splitlines() if place.search(line) and "hygiene" not in path.name]
     assert not found
+
+
+def test_constraints_are_exact_and_cover_what_the_project_asks_for():
+    """A constraint that is missing would let a version in that nobody tested."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [line for lines in (project["dependencies"], *project["optional-dependencies"].values()) for line in lines]
+    names = {re.match(r"[\w-]+", line)[0].lower() for line in asked} - {project["name"]}
+    pins = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+    assert names <= {pin.split("==")[0].lower() for pin in pins}
+
+
+def test_constraints_hold_here():
+    """The versions in constraints.txt are those that these tests ran with, and they install on every supported Python."""
+    for pin in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        name, _, version = pin.partition("==")
+        if pin.startswith("#"):
+            continue
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # belongs to an extra that is not installed here
+        assert found.version.split("+")[0] == version, name
+        needs = SpecifierSet(found.metadata.get("Requires-Python") or "")
+        assert "3.11.0" in needs, f"{name} {version} needs Python {needs}"
