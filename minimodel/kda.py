@@ -59,7 +59,7 @@ class KimiDeltaAttention(Traced):
         cache: FixedState | None = None,
         mask: Bool[Tensor, "B T"] | None = None,
         padding: Int[Tensor, "B"] | None = None,
-        cu_seqlens: Int[Tensor, "N+1"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
         backend: str = "auto",
     ) -> Float[Tensor, "B T D"]:
         """Mix along time.
@@ -72,8 +72,7 @@ class KimiDeltaAttention(Traced):
             x = x * mask.unsqueeze(-1).to(x.dtype)  # padding then writes nothing: its key is zero
         qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         taps = torch.cat([self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]).squeeze(1)
-        positions = None if cu_seqlens is None else positions_in_documents(cu_seqlens)
-        qkv, tail = short_conv(qkv, taps, None if cache is None else cache.tail, positions)
+        qkv, tail = short_conv(qkv, taps, None if cache is None else cache.tail, cu_seqlens)
         q, k, v = (part.unflatten(-1, (H, K)) for part in F.silu(qkv).chunk(3, -1))
         q, k = l2norm(q), l2norm(k)
         beta = torch.sigmoid(self.b_proj(x).to(self.A_log.dtype))
@@ -104,9 +103,3 @@ class KimiDeltaAttention(Traced):
         self.emit(q=q, k=k, v=v, alpha=g.exp(), beta=beta, state=states, output=o)
         return o.to(q.dtype), S
 
-
-def positions_in_documents(cu_seqlens: Int[Tensor, "N+1"]) -> Int[Tensor, "T"]:
-    """Index of every token inside its own document of a packed row."""
-    lengths = cu_seqlens.diff()
-    starts = torch.repeat_interleave(cu_seqlens[:-1], lengths)
-    return torch.arange(int(cu_seqlens[-1]), device=cu_seqlens.device) - starts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
@@ -50,7 +50,7 @@ def short_conv(
     x: Float[Tensor, "B T P"],
     weight: Float[Tensor, "P W"],
     tail: Float[Tensor, "B W-1 P"] | None = None,
-    positions: Tensor | None = None,
+    cu_seqlens: Int[Tensor, "bounds"] | None = None,
 ) -> tuple[Float[Tensor, "B T P"], Float[Tensor, "B W-1 P"]]:
     """Depthwise causal convolution: ``y_t = sum_i weight[:, i] * x_(t-W+1+i)``; the last tap multiplies the current token.
 
@@ -58,7 +58,7 @@ def short_conv(
         x: raw projections [B, T, P].
         weight: W taps a channel [P, W].
         tail: the W-1 projections before x (zeros by default): what a cache keeps.
-        positions: [T] index inside its document, for packed rows: taps that reach into the document before are cut.
+        cu_seqlens: document bounds of a packed row: no tap reaches into the document before.
 
     Returns: y [B, T, P] and the new tail [B, W-1, P].
     """
@@ -66,14 +66,16 @@ def short_conv(
     if tail is None:
         tail = x.new_zeros(x.shape[0], W - 1, x.shape[2])
     padded = torch.cat([tail, x], 1)
-    weight = weight.to(x.dtype)
-    y = x * weight[:, -1]
-    for back in range(1, W):
-        shifted = padded[:, W - 1 - back : W - 1 - back + T]
-        if positions is not None:
-            shifted = shifted * (positions >= back).to(x.dtype)[None, :, None]
-        y = y + shifted * weight[:, -1 - back]
-    return y, padded[:, T:]
+    taps = weight.to(x.dtype).unsqueeze(1)
+    if cu_seqlens is None:
+        y = F.conv1d(padded.transpose(1, 2), taps, groups=len(taps)).transpose(1, 2)
+        return y, padded[:, T:]
+    # W-1 zero rows before every document, convolved as one row, then taken out again
+    document = torch.repeat_interleave(torch.arange(len(cu_seqlens) - 1, device=x.device), cu_seqlens.diff())
+    place = torch.arange(T, device=x.device) + (document + 1) * (W - 1)
+    spread = x.new_zeros(x.shape[0], T + (len(cu_seqlens) - 1) * (W - 1), x.shape[2]).index_copy(1, place, x)
+    y = F.conv1d(spread.transpose(1, 2), taps, groups=len(taps)).transpose(1, 2)
+    return y[:, place - (W - 1)], padded[:, T:]
 
 
 class RMSNorm(nn.Module):

@@ -57,10 +57,10 @@ def kda_chunked(
     keep = G_end.exp().transpose(-1, -2)  # [B, H, N, K, 1]
 
     outputs = []
-    for n in range(N):
-        written = U[:, :, n] - W[:, :, n] @ S
-        outputs.append(Q[:, :, n] @ S + P[:, :, n] @ written)
-        S = keep[:, :, n] * S + k_to_end[:, :, n].transpose(-1, -2) @ written
+    for W_n, U_n, Q_n, P_n, keep_n, k_n in zip(*(x.unbind(2) for x in (W, U, Q, P, keep, k_to_end))):
+        written = U_n - W_n @ S
+        outputs.append(Q_n @ S + P_n @ written)
+        S = keep_n * S + k_n.transpose(-1, -2) @ written
     o = torch.stack(outputs, 2).flatten(2, 3)[:, :, :T]
     return o.transpose(1, 2), S
 

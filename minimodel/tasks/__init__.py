@@ -1,0 +1,1 @@
+"""Seeded generators of small tasks with exact answers."""

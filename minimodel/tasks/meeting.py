@@ -1,0 +1,301 @@
+"""Meeting notes: the task that runs through the whole course.
+
+A note states facts about one to eight projects (client, budget, meeting day, room, attendees), then changes some of them, corrects
+some, and chats in between. A question asks for the *latest* value of one slot of one project::
+
+    The Acme planning meeting is Tuesday, in room 4B, with six people attending. The meeting has moved to Thursday.
+    The meeting is now on ___.
+
+With one project the sentences stay bare, as above; with several each names its project ("The Falcon meeting has moved to Thursday.",
+"For Falcon, the budget is $80k."). The vocabulary is closed and small, a token is a word, and everything is drawn from a seed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+SLOTS: dict[str, tuple[str, ...]] = {
+    "client": ("Acme", "Globex", "Initech", "Umbrella", "Hooli", "Vandelay", "Soylent", "Wonka", "Stark", "Wayne", "Tyrell", "Cyberdyne"),
+    "budget": ("$10k", "$20k", "$30k", "$40k", "$50k", "$60k", "$70k", "$80k", "$90k", "$100k", "$120k", "$150k"),
+    "day": ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"),
+    "room": ("1A", "1B", "2A", "2B", "3A", "3B", "4A", "4B", "5A", "5B", "6A", "6B"),
+    "attendees": ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+}  # fmt: skip
+PROJECTS = ("Falcon", "Harbor", "Juniper", "Comet", "Meadow", "Quartz", "Willow", "Summit", "Lantern", "Orchid", "Tundra", "Beacon")
+BLANK = "___"
+
+# In a template [p] is where a project's name goes and {v} the value; {old} is a value that is *not* the answer.
+OPENING = "The {client} planning meeting is {day} , in room {room} , with {attendees} people attending ."
+STATEMENTS = {
+    "client": ("The [p] client is {v} .", "The client for [p] is {v} ."),
+    "budget": ("The [p] budget is {v} .", "The budget for [p] is {v} ."),
+    "day": ("The [p] meeting is on {v} .", "The [p] meeting is {v} ."),
+    "room": ("The [p] meeting is in room {v} .",),
+    "attendees": ("The [p] meeting has {v} people attending .",),
+}
+UPDATES = {
+    "client": ("The [p] client is now {v} .", "The [p] client has changed to {v} ."),
+    "budget": ("The [p] budget is now {v} .", "The [p] budget has changed to {v} ."),
+    "day": ("The [p] meeting has moved to {v} .", "The [p] meeting moved to {v} .", "The [p] meeting is now on {v} ."),
+    "room": ("The [p] meeting has moved to room {v} .", "The [p] meeting is now in room {v} ."),
+    "attendees": ("The [p] meeting now has {v} people attending .",),
+}
+CORRECTIONS = {
+    "client": ("Correction : the [p] client is {v} , not {old} .",),
+    "budget": ("Correction : the [p] budget is {v} , not {old} .",),
+    "day": ("Correction : the [p] meeting is on {v} , not {old} .",),
+    "room": ("Correction : the [p] meeting is in room {v} , not {old} .",),
+    "attendees": ("Correction : the [p] meeting has {v} people attending , not {old} .",),
+}
+QUESTIONS = {
+    "client": "The [p] client is now {v} .",
+    "budget": "The [p] budget is now {v} .",
+    "day": "The [p] meeting is now on {v} .",
+    "room": "The [p] meeting is now in room {v} .",
+    "attendees": "The [p] meeting now has {v} people attending .",
+}
+FILLER = (
+    "Lunch is at noon .", "Please bring the slides .", "Thanks for the notes .", "The coffee machine is broken .", "Nothing else changed .",
+    "The printer is out of paper .", "The weather is nice today .", "See you there .", "Please read the report before the call .",
+    # these name a day, a room or a number that belongs to no project
+    "The office is closed on {day} .", "Lunch has moved to {day} .", "The party is in room {room} .", "The party has {attendees} people attending .",
+)  # fmt: skip
+
+
+def _words() -> list[str]:
+    templates = [OPENING, *FILLER, *QUESTIONS.values()]
+    for group in (STATEMENTS, UPDATES, CORRECTIONS):
+        templates += [t for options in group.values() for t in options]
+    words = {w for t in templates for w in t.split() if w[0] not in "[{"} | {"For", "the"}
+    return [*sorted(words), *PROJECTS, *(v for values in SLOTS.values() for v in values)]
+
+
+VOCABULARY: tuple[str, ...] = ("<pad>", BLANK, *_words())
+_ID = {word: i for i, word in enumerate(VOCABULARY)}
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of a text in the closed vocabulary: words, numbers, punctuation and ``___``."""
+    ids = []
+    for word in re.findall(r"___|\$?\w+|[^\w\s]", text):
+        if word not in _ID:
+            near = difflib.get_close_matches(word, VOCABULARY, 3, 0.5)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            raise ValueError(f"text: the word {word!r} is not in the meeting vocabulary of {len(VOCABULARY)} words{hint}")
+        ids.append(_ID[word])
+    return ids
+
+
+def decode(ids: Iterable[int]) -> str:
+    """The text of token ids; punctuation joins the word before it."""
+    words = []
+    for i in ids:
+        if not 0 <= int(i) < len(VOCABULARY):
+            raise ValueError(f"ids must lie in 0..{len(VOCABULARY) - 1}, got {int(i)}")
+        words.append(VOCABULARY[int(i)])
+    return re.sub(r" ([.,:])", r"\1", " ".join(words))
+
+
+def question(slot: str, project: str | None = None) -> str:
+    """The question for a slot, up to its blank: "The meeting is now on"."""
+    if slot not in SLOTS:
+        raise ValueError(f"slot must be one of {', '.join(SLOTS)}, got {slot!r}")
+    if project is not None and project not in PROJECTS:
+        raise ValueError(f"project must be one of {', '.join(PROJECTS)}, got {project!r}")
+    words = _place(QUESTIONS[slot].split(), project, prefix=False)
+    return " ".join(words[: words.index("{v}")])
+
+
+@dataclass
+class Note:
+    """Tokens of a note, the label of every token (-100: nothing to learn), and the facts that hold at its end."""
+
+    ids: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    facts: dict[tuple[str | None, str], str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return decode(self.ids)
+
+    def say(self, words: list[str], answer_at: int | None = None, answer: str | None = None) -> None:
+        """Append a sentence. From ``answer_at`` on it is to be predicted, the word there being ``answer``."""
+        for i, word in enumerate(words):
+            self.ids.append(_ID[word])
+            asked = answer_at is not None and i >= answer_at
+            self.labels.append(-100 if not asked else _ID[answer] if i == answer_at else _ID[word])
+
+
+class NoteWriter:
+    """Writes one note, sentence by sentence, and keeps the facts."""
+
+    def __init__(self, rng: random.Random, projects: int) -> None:
+        if not 1 <= projects <= 8:
+            raise ValueError(f"projects must lie in 1..8, got {projects}")
+        self.rng, self.note = rng, Note()
+        self.projects: list[str | None] = [None] if projects == 1 else list(rng.sample(PROJECTS, projects))
+
+    def opening(self, project: str | None) -> None:
+        """Four facts in one sentence, the article's first."""
+        values = {slot: self._set(project, slot) for slot in ("client", "day", "room", "attendees")}
+        words = [values[w[1:-1]] if w[1:-1] in values else w for w in OPENING.split()]
+        self.note.say(_place(words, project, prefix=True))
+
+    def state(self, project: str | None, slot: str, templates: dict[str, tuple[str, ...]]) -> None:
+        old = self.note.facts.get((project, slot))
+        value = self._set(project, slot)
+        words = _place(self.rng.choice(templates[slot]).split(), project, prefix=self._coin())
+        wrong = old if old not in (None, value) else self.rng.choice([v for v in SLOTS[slot] if v != value])
+        self.note.say([{"{v}": value, "{old}": wrong}.get(w, w) for w in words])
+
+    def filler(self) -> None:
+        self.note.say([self.rng.choice(SLOTS[w[1:-1]]) if w[0] == "{" else w for w in self.rng.choice(FILLER).split()])
+
+    def ask(self, project: str | None, slot: str, *, reveal: bool) -> None:
+        """A question with its answer to be predicted; what stands in the text is the answer, or the blank."""
+        answer = self.note.facts[project, slot]
+        words = _place(QUESTIONS[slot].split(), project, prefix=self._coin())
+        at = words.index("{v}")
+        words[at] = answer if reveal else BLANK
+        self.note.say(words, at, answer)
+
+    def _set(self, project: str | None, slot: str) -> str:
+        value = self.note.facts[project, slot] = self.rng.choice(SLOTS[slot])
+        return value
+
+    def _coin(self) -> bool:
+        return self.rng.random() < 0.5
+
+
+def write_note(
+    rng: random.Random, *, projects: int, length: int, chat: float = 0.3, ask: float = 0.0, reveal: float = 0.5, final_questions: int = 1
+) -> Note:
+    """A note of at most ``length`` tokens that ends in questions.
+
+    Facts come first, in random order; then updates and corrections, with filler (share ``chat``) and questions (share ``ask``) between them.
+
+    Args:
+        projects: 1 to 8. length: tokens at most. chat, ask: shares of sentences in [0, 1).
+        reveal: how often the answer of a question *inside* the note stands in the text instead of the blank.
+        final_questions: blank questions at the end, about facts drawn at random (each at most once).
+    """
+    w = NoteWriter(rng, projects)
+    note = w.note
+    room_for_end = 12 * final_questions
+    facts = []
+    for project in w.projects:
+        if rng.random() < 0.5:
+            facts += [(project, "opening"), (project, "budget")]
+        else:
+            facts += [(project, slot) for slot in SLOTS]
+    rng.shuffle(facts)
+    if rng.random() < 0.5:  # often only some facts are known
+        facts = facts[: rng.randint(1, len(facts))]
+    while len(note.ids) + 26 + room_for_end <= length or not note.facts:  # no sentence with its project is longer than 26 tokens
+        roll = rng.random()
+        if roll < chat:
+            w.filler()
+        elif roll < chat + (1 - chat) * ask and note.facts:
+            w.ask(*rng.choice(list(note.facts)), reveal=rng.random() < reveal)
+        elif facts:
+            project, slot = facts.pop()
+            w.opening(project) if slot == "opening" else w.state(project, slot, STATEMENTS)
+        else:
+            project, slot = rng.choice(w.projects), rng.choice(list(SLOTS))
+            known = (project, slot) in note.facts
+            w.state(project, slot, (CORRECTIONS if rng.random() < 0.25 else UPDATES) if known else STATEMENTS)
+    for project, slot in rng.sample(list(note.facts), min(final_questions, len(note.facts))):
+        w.ask(project, slot, reveal=False)
+    return note
+
+
+def training_batch(
+    seed: int, step: int, *, rows: int, length: int, max_projects: int = 8
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """Token ids and labels of one training step: a pure function of (seed, step), so that an interrupted run resumes exactly."""
+    rng = random.Random(f"meeting/train/{seed}/{step}")
+    notes = []
+    for _ in range(rows):
+        chat, ask = rng.uniform(0.0, 0.6), rng.uniform(0.1, 0.6)
+        projects = rng.randint(1, max_projects)
+        final = rng.randint(1, max(1, length // 60))
+        notes.append(write_note(rng, projects=projects, length=length, chat=chat, ask=ask, final_questions=final))
+    return pad_notes(notes, length)
+
+
+def held_out_notes(seed: int, count: int, *, projects: int, length: int, final_questions: int = 8) -> list[Note]:
+    """Notes for scoring, from a stream of seeds that training never draws. Only the final questions carry labels."""
+    return [
+        write_note(random.Random(f"meeting/held-out/{seed}/{projects}/{length}/{i}"), projects=projects, length=length, final_questions=final_questions)
+        for i in range(count)
+    ]
+
+
+def pad_notes(notes: list[Note], length: int | None = None) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """Ids and labels padded on the right to ``length`` (the longest note by default)."""
+    length = max(len(n.ids) for n in notes) if length is None else length
+    ids = torch.zeros(len(notes), length, dtype=torch.long)
+    labels = torch.full_like(ids, -100)
+    for row, note in enumerate(notes):
+        ids[row, : len(note.ids)] = torch.tensor(note.ids)
+        labels[row, : len(note.labels)] = torch.tensor(note.labels)
+    return ids, labels
+
+
+def curriculum(progress: float) -> tuple[int, int]:
+    """(note length, projects at most) at a share of training in [0, 1): short notes about few projects first."""
+    return (128, 2) if progress < 0.1 else (256, 4) if progress < 0.25 else (512, 8)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Exact matches among the blanks of held-out notes: the most likely word of the whole vocabulary has to be the answer."""
+
+    right: dict[str, int]
+    asked: dict[str, int]
+
+    @property
+    def accuracy(self) -> float:
+        return sum(self.right.values()) / sum(self.asked.values())
+
+    def by_slot(self) -> dict[str, float]:
+        return {slot: self.right[slot] / n for slot, n in self.asked.items() if n}
+
+
+@torch.no_grad()
+def score(model: torch.nn.Module, notes: list[Note], *, rows: int = 8) -> Score:
+    """Ask a model every blank of the notes, ``rows`` notes at a time."""
+    slot_of = {_ID[value]: slot for slot, values in SLOTS.items() for value in values}
+    right, asked = dict.fromkeys(SLOTS, 0), dict.fromkeys(SLOTS, 0)
+    for start in range(0, len(notes), rows):
+        ids, labels = pad_notes(notes[start : start + rows])
+        said = model(ids).logits[:, :-1].argmax(-1)
+        for answer, guess in zip(labels[:, 1:].flatten().tolist(), said.flatten().tolist()):
+            if answer in slot_of:
+                asked[slot_of[answer]] += 1
+                right[slot_of[answer]] += answer == guess
+    return Score(right, asked)
+
+
+def _place(words: list[str], project: str | None, *, prefix: bool) -> list[str]:
+    """Put the project's name in: nowhere, where [p] stands, or in front ("For Falcon, the ...")."""
+    if project is None:
+        out = [w for w in words if w != "[p]"]
+        return _drop_dangling_for(out, words)
+    if prefix and words[0] == "The":
+        bare = _drop_dangling_for([w for w in words if w != "[p]"], words)
+        return ["For", project, ",", "the", *bare[1:]]
+    return [project if w == "[p]" else w for w in words]
+
+
+def _drop_dangling_for(out: list[str], words: list[str]) -> list[str]:
+    """"The budget for [p] is ..." loses its "for" together with the name."""
+    return [w for w in out if w != "for"] if "for" in words and words[words.index("for") + 1] == "[p]" else out

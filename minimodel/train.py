@@ -1,0 +1,188 @@
+"""One training loop: schedule, clipping, balancing, progress, atomic checkpoints, exact resume.
+
+A batch is a pure function of the step, so a run that was killed continues from its last checkpoint with the same losses, bit for bit on a
+CPU with the same number of threads. ``python -m minimodel.train --help`` trains the course's models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from minimodel.config import K3Config
+from minimodel.io import load_safetensors, save_safetensors
+from minimodel.model import K3ForCausalLM
+from minimodel.muon import PerHeadMuon
+from minimodel.tasks import meeting
+
+Batch = Callable[[int], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a run needs to be repeated. Cosine schedule after a short linear warm-up, as K3's pre-training (report 3.3)."""
+
+    steps: int
+    lr: float = 3e-3
+    warmup: float = 0.01  # share of the steps
+    final_lr: float = 0.05  # share of lr at the last step
+    weight_decay: float = 0.1
+    clip: float = 1.0  # gradient norm
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        for name in ("lr", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("warmup", "final_lr"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of 0-based ``step``."""
+        warm = max(1, round(self.warmup * self.steps))
+        if step < warm:
+            return self.lr * (step + 1) / warm
+        progress = (step - warm) / max(1, self.steps - warm)
+        return self.lr * (self.final_lr + (1 - self.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def train(
+    model: K3ForCausalLM,
+    batch: Batch,
+    recipe: Recipe,
+    *,
+    folder: str | Path | None = None,
+    checkpoint_every: int = 200,
+    evaluate: Callable[[K3ForCausalLM], dict[str, float]] | None = None,
+    evaluate_every: int = 0,
+    progress: bool = True,
+) -> list[dict[str, float]]:
+    """Train in place with Per-Head Muon; returns one row a step: step, loss, lr, grad_norm, and evaluations where made.
+
+    Args:
+        batch: step -> (input_ids [B, T], labels [B, T]); the same step must always give the same batch.
+        folder: holds ``checkpoint.safetensors`` and ``log.jsonl``; a run found there with the same recipe and config is continued.
+        evaluate: model -> scores, called every ``evaluate_every`` steps and at the end.
+
+    Raises: ValueError if ``folder`` holds another run or a damaged checkpoint; RuntimeError when the loss is no longer finite.
+    """
+    optimizer = PerHeadMuon(model, lr=recipe.lr, weight_decay=recipe.weight_decay)
+    folder = None if folder is None else Path(folder)
+    first, log = 0, []
+    if folder is not None and (folder / "checkpoint.safetensors").exists():
+        first, log = _resume(folder, model, optimizer, recipe)
+    bar = tqdm(range(first, recipe.steps), initial=first, total=recipe.steps, disable=not progress, desc="training", unit="step")
+    for step in bar:
+        ids, labels = batch(step)
+        row = {"step": step, "lr": recipe.lr_at(step), **_step(model, optimizer, recipe, step, ids, labels)}
+        last = step + 1 == recipe.steps
+        if evaluate is not None and (last or (evaluate_every and (step + 1) % evaluate_every == 0)):
+            model.eval()
+            row |= evaluate(model)
+        log.append(row)
+        bar.set_postfix({name: f"{value:.4g}" for name, value in row.items() if name not in ("step", "lr", "grad_norm")})
+        if folder is not None and (last or (step + 1) % checkpoint_every == 0):
+            _save(folder, model, optimizer, recipe, step + 1, log)
+    model.eval()
+    return log
+
+
+def _step(model, optimizer, recipe: Recipe, step: int, ids: Tensor, labels: Tensor) -> dict[str, float]:
+    """Forward, backward, clip, update weights, then the router biases (used from the next step on)."""
+    model.train()
+    loss = model(ids, labels=labels).loss
+    if not bool(torch.isfinite(loss)):
+        raise RuntimeError(f"loss is {loss.item()} at step {step}: lower lr={recipe.lr} or look at the batch")
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+    for group in optimizer.param_groups:
+        group["lr"] = recipe.lr_at(step)
+    optimizer.step()
+    model.update_router_bias()
+    return {"loss": loss.item(), "grad_norm": norm.item()}
+
+
+def _save(folder: Path, model, optimizer, recipe: Recipe, done: int, log: list[dict]) -> None:
+    """Model, optimizer and log in one file, replaced atomically; the log is also written as lines for people."""
+    tensors = {f"model.{name}": x for name, x in model.state_dict().items()}
+    for name, p in model.named_parameters():
+        for key, value in optimizer.state.get(p, {}).items():
+            tensors[f"optimizer.{key}.{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+    folder.mkdir(parents=True, exist_ok=True)
+    meta = {"run": _run_id(model, recipe), "done": str(done), "log": json.dumps(log)}
+    save_safetensors(folder / "checkpoint.safetensors", tensors, meta)
+    lines = folder / "log.jsonl.tmp"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in log))
+    lines.replace(folder / "log.jsonl")
+
+
+def _resume(folder: Path, model, optimizer, recipe: Recipe) -> tuple[int, list[dict]]:
+    path = folder / "checkpoint.safetensors"
+    tensors, meta = load_safetensors(path)
+    if meta.get("run") != _run_id(model, recipe):
+        raise ValueError(f"folder: {path} belongs to another recipe or config; choose another folder or delete it")
+    model.load_state_dict({n.removeprefix("model."): x for n, x in tensors.items() if n.startswith("model.")})
+    for name, p in model.named_parameters():
+        for full, x in tensors.items():
+            kind, _, rest = full.partition(".")
+            key, _, owner = rest.partition(".")
+            if kind == "optimizer" and owner == name:
+                optimizer.state[p][key] = x if x.dim() or x.is_floating_point() else int(x)
+    return int(meta["done"]), json.loads(meta["log"])
+
+
+def _run_id(model, recipe: Recipe) -> str:
+    return json.dumps({"recipe": asdict(recipe), "config": model.config.to_hf()}, sort_keys=True)
+
+
+def train_meeting(
+    folder: str | Path | None, *, steps: int, lr: float = 3e-3, seed: int = 0, progress: bool = True
+) -> tuple[K3ForCausalLM, list[dict]]:
+    """The course's meeting model from scratch: one to eight projects, notes that grow to 512 tokens."""
+    recipe = Recipe(steps=steps, lr=lr, seed=seed)
+    model = K3ForCausalLM(K3Config.meeting(), seed=seed)
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        length, projects = meeting.curriculum(step / steps)
+        return meeting.training_batch(seed, step, rows=4096 // length, length=length, max_projects=projects)
+
+    def scores(model: K3ForCausalLM) -> dict[str, float]:
+        return {f"accuracy_{n}": meeting.score(model, meeting.held_out_notes(1, 16, projects=n, length=512)).accuracy for n in (1, 8)}
+
+    log = train(model, batch, recipe, folder=folder, evaluate=scores, evaluate_every=200, progress=progress)
+    return model, log
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """``python -m minimodel.train meeting --out FOLDER``: train, then save the model beside the run's checkpoint."""
+    parser = argparse.ArgumentParser(prog="python -m minimodel.train", description="Train the course's meeting model on a CPU.")
+    parser.add_argument("preset", choices=["meeting"])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint, the log and the final model; an interrupted run continues")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, help="CPU threads")
+    options = parser.parse_args(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    model, log = train_meeting(options.out, steps=options.steps, lr=options.lr, seed=options.seed)
+    from minimodel.io import save_pretrained
+
+    save_pretrained(model, options.out / "model")
+    print(f"saved {options.out / 'model'}: {json.dumps(log[-1])}")
+
+
+if __name__ == "__main__":
+    main()
