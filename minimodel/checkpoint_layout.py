@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +67,7 @@ def slots_of(state: Mapping[str, Tensor]) -> dict[str, Slot]:
     return out
 
 
-def find(source: Mapping[str, Tensor] | str | Path) -> tuple[dict[str, Entry], str]:
+def find(source: Mapping[str, Tensor | np.ndarray] | str | Path) -> tuple[dict[str, Entry], str]:
     """Every tensor of a checkpoint by its stored name, no data read, and what to call the checkpoint in an error."""
     if isinstance(source, Mapping):
         # arrays are welcome too; anything else is entry_of's error

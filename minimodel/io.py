@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,12 +33,12 @@ FLOAT32 = ("A_log", "dt_bias", "e_score_correction_bias")  # never stored narrow
 PACKED_FORMAT = "mxfp4-pack-quantized"
 
 
-def load_released(model: K3ForCausalLM, tensors_or_folder: Mapping[str, Tensor] | str | Path) -> None:
+def load_released(model: K3ForCausalLM, tensors_or_folder: Mapping[str, Tensor | np.ndarray] | str | Path) -> None:
     """Copy released weights into ``model``, in place and in the model's dtypes.
 
     Args:
         model: receives the values; nothing changes in it unless the whole checkpoint fits.
-        tensors_or_folder: tensors by released name, with or without the ``language_model.`` prefix, or a folder (single file or
+        tensors_or_folder: tensors or arrays by released name, with or without the ``language_model.`` prefix, or a folder (single file or
             shards with an index), or one safetensors file. MXFP4-packed experts are dequantized, padded A_log is cut to its heads.
     Raises: ValueError, one sentence, for a missing, truncated or corrupted file, a missing shard, missing or unknown tensor names,
         a wrong shape or dtype, padding of A_log that is not zero, an MXFP4 scale that is NaN, a model on the meta device.
