@@ -54,7 +54,7 @@ def main():
     port = choose_port()
     token = secrets.token_urlsafe(16)
     options = [f"--port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={setup.ROOT}", "--ServerApp.answer_yes=True",
-               "--log-level=ERROR"]
+               "--log-level=ERROR", "--LabApp.log_level=ERROR"]
     if not can_show_a_browser():
         options.append("--no-browser")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
