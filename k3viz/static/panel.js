@@ -19,6 +19,8 @@ async function unpack(gz) {
 function element(tag, props = {}, ...children) {
   const node = Object.assign(document.createElement(tag), props);
   node.append(...children);
+  // On every element that takes the focus, or JupyterLab takes the arrow keys for itself; on a parent it has no effect.
+  if (["input", "select", "button"].includes(tag)) node.dataset.lmSuppressShortcuts = "true";
   return node;
 }
 
@@ -29,6 +31,10 @@ function isDark(el) {
   const [r, g, b] = (getComputedStyle(el).color.match(/[\d.]+/g) || [0, 0, 0]).map(Number);
   return 0.3 * r + 0.6 * g + 0.1 * b > 140;
 }
+
+// Drawn, because many fonts lack the player's symbols.
+const ICONS = { rewind: "M3 3h2v10H3zM13 3v10L6 8z", back: "M11 3v10L4 8z", play: "M4 2v12l10-6z", pause: "M4 3h3v10H4zM9 3h3v10H9z", forth: "M5 3v10l7-5z" };
+const icon = (name) => `<svg viewBox="0 0 16 16" width="14" height="14" aria-hidden="true"><path fill="currentColor" d="${ICONS[name]}"/></svg>`;
 
 let count = 0;
 
@@ -73,24 +79,25 @@ const BUILD = {
     let labels = c.labels, at = c.value, timer = null;
     const input = element("input", { type: "range", id, min: 0, step: 1 });
     const out = element("output", { htmlFor: id });
-    const button = (text, title, act) => {
-      const b = element("button", { type: "button", textContent: text, title });
-      b.setAttribute("aria-label", title);
+    const face = (b, name, title) => { b.innerHTML = icon(name); b.title = title; b.setAttribute("aria-label", title); };
+    const button = (name, title, act) => {
+      const b = element("button", { type: "button" });
+      face(b, name, title);
       b.addEventListener("click", act);
       return b;
     };
-    const stop = () => { clearInterval(timer); timer = null; play.textContent = "▶"; play.title = "play"; play.setAttribute("aria-label", "play"); };
+    const stop = () => { clearInterval(timer); timer = null; face(play, "play", "play"); };
     const go = (to) => { at = Math.max(0, Math.min(labels.length - 1, to)); paint(); change(at); };
     const paint = () => { input.max = labels.length - 1; input.value = at; out.textContent = `${at + 1} of ${labels.length}: ${labels[at] ?? ""}`; input.setAttribute("aria-valuetext", out.textContent); };
     const start = () => {
       if (at >= labels.length - 1) go(0);
-      play.textContent = "⏸"; play.title = "pause"; play.setAttribute("aria-label", "pause");
+      face(play, "pause", "pause");
       timer = setInterval(() => { if (!ready()) return; if (at >= labels.length - 1) stop(); else go(at + 1); }, 900);
     };
-    const play = button("▶", "play", () => (timer ? stop() : start()));
-    const rewind = button("⏮", "rewind", () => { stop(); go(0); });
-    const back = button("◀", "one step back", () => { stop(); go(at - 1); });
-    const forth = button("▷", "one step forward", () => { stop(); go(at + 1); });
+    const play = button("play", "play", () => (timer ? stop() : start()));
+    const rewind = button("rewind", "rewind", () => { stop(); go(0); });
+    const back = button("back", "one step back", () => { stop(); go(at - 1); });
+    const forth = button("forth", "one step forward", () => { stop(); go(at + 1); });
     input.addEventListener("input", () => { stop(); go(Number(input.value)); });
     const show = (v, spec) => { labels = spec.labels; at = v; paint(); };
     const buttons = element("span", { className: "k3viz-buttons" }, rewind, back, play, forth);
@@ -109,7 +116,6 @@ async function render({ model, el }) {
   const form = element("div", { className: "k3viz-controls" });
   const root = element("section", { className: "k3viz-panel" }, form, status, problem, picture);
   root.setAttribute("aria-label", model.get("name"));
-  root.dataset.lmSuppressShortcuts = "true"; // or JupyterLab would take the arrow keys for itself
   el.append(root);
 
   // Ask the kernel for a drawing; while one is on its way only remember that there is more to ask.

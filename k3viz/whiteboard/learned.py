@@ -82,9 +82,8 @@ class LearnedWhiteboard:
 
     def board(self, read: int) -> dict[str, list[tuple[str, float]]]:
         """Slot -> (word, probability), most likely first, after the model has read ``read`` tokens."""
-        return {
-            slot: sorted(zip(self.words[slot], p[read].tolist(), strict=True), key=lambda pair: -pair[1]) for slot, p in self.answers.items()
-        }
+        pairs = {slot: zip(self.words[slot], p[read].tolist(), strict=True) for slot, p in self.answers.items()}
+        return {slot: sorted(answers, key=lambda pair: -pair[1]) for slot, answers in pairs.items()}
 
     @property
     def sentence(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from k3viz.theme import ROLES, Theme, axis, diverging, format_number, layout, text_on
 from k3viz.whiteboard.story import PHASES
 
-LEFT, RIGHT = (0.0, 0.455), (0.545, 1.0)  # where the two boards stand across the figure
+LEFT, RIGHT = (0.0, 0.47), (0.53, 1.0)  # where the two boards stand across the figure
 BOARD, STATE = (0.61, 0.88), (0.0, 0.385)  # and how high: the rows above, the state below
 PHASE_ROLES = {"fade": "decay", "erase": "erase", "write": "write"}
 HATCHES = {"write": "", "erase": "/", "leak": "."}  # the second channel: never color alone
@@ -66,7 +66,7 @@ def equation(phase: str, theme: Theme) -> list[dict[str, Any]]:
     notes = [paper_note(f"S<sub>t</sub> = {part['erase']} {part['fade']} S<sub>t−1</sub> + {part['write']}", LEFT[0], 1.0, theme, size=16)]
     for i, name in enumerate(PHASES):
         fill = ROLES[PHASE_ROLES[name]] if name == phase else theme.empty
-        chip = paper_note(f" {i + 1} {name} ", RIGHT[0] + 0.085 * i, 1.0, theme)
+        chip = paper_note(f" {i + 1} {name} ", RIGHT[0], 1.0, theme) | {"xshift": 84 * i}
         chip.update(bgcolor=fill, bordercolor=ROLES[PHASE_ROLES[name]], borderwidth=2, borderpad=3)
         chip["font"]["color"] = text_on(fill)
         notes.append(chip)
@@ -110,9 +110,10 @@ def row_bars(rows: dict[str, list[Cell]], reach: tuple[float, float], n: str, th
 
 
 def row_axes(names: tuple[str, ...], reach: tuple[float, float], title: str, n: str, x: tuple[float, float], theme: Theme) -> dict:
+    rows = {"categoryorder": "array", "categoryarray": names[::-1], "showgrid": False, "showticklabels": x == LEFT, "ticks": ""}
     return {
         f"xaxis{n}": axis(theme, domain=x, anchor=f"y{n}", range=list(reach), title=small_title(title, theme)),
-        f"yaxis{n}": axis(theme, domain=BOARD, anchor=f"x{n}", categoryorder="array", categoryarray=names[::-1], showgrid=False),
+        f"yaxis{n}": axis(theme, domain=BOARD, anchor=f"x{n}", **rows),
     }
 
 
@@ -141,7 +142,8 @@ def state_axes(values: int, n: str, x: tuple[float, float], theme: Theme, **rows
     return {
         f"xaxis{n}": axis(theme, domain=x, anchor=f"y{n}", showgrid=False, zeroline=False,
                           title=small_title(f"{values} value channels", theme)),
-        f"yaxis{n}": axis(theme, domain=STATE, anchor=f"x{n}", autorange="reversed", showgrid=False, zeroline=False, **rows),
+        f"yaxis{n}": axis(theme, domain=STATE, anchor=f"x{n}", autorange="reversed", showgrid=False, zeroline=False, ticks="",
+                          showticklabels=x == LEFT, **(rows if x == LEFT else {})),
     }  # fmt: skip
 
 
