@@ -134,7 +134,7 @@ class K3Config:
             linear_attn_config=LinearAttnConfig(kda_layers=kda, full_attn_layers=full, num_heads=2),
             num_attention_heads=2, q_lora_rank=48, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32,
             intermediate_size=256, moe_intermediate_size=32, num_experts=8, num_experts_per_token=2, num_shared_experts=2,
-            routed_expert_hidden_size=48, attn_res_block_size=2, pad_token_id=0,
+            routed_expert_hidden_size=48, attn_res_block_size=2, initializer_range=0.05, pad_token_id=0,
         )  # fmt: skip
 
     @classmethod

@@ -89,7 +89,7 @@ class KimiDeltaAttention(Traced):
         else:
             o, S = kda(q, k, v, g, beta, initial_state=state, cu_seqlens=cu_seqlens, backend=backend)
         if cache is not None:
-            cache.state, cache.tail = S, tail
+            cache.state, cache.tail = S, tail.clone()  # a view would keep the whole prompt alive
         gate = self.g_proj(x) if hasattr(self, "g_proj") else self.g_b_proj(self.g_a_proj(x))
         y = self.o_norm(o) * torch.sigmoid(gate).unflatten(-1, (H, K))
         return self.o_proj(y.flatten(2))

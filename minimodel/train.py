@@ -18,10 +18,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minimodel.config import K3Config
-from minimodel.io import load_safetensors, save_safetensors
+from minimodel.io import save_pretrained
 from minimodel.model import K3ForCausalLM
 from minimodel.muon import PerHeadMuon
 from minimodel.tasks import meeting
+from minimodel.tensor_files import load_safetensors, save_safetensors
 
 Batch = Callable[[int], tuple[Tensor, Tensor]]
 
@@ -31,7 +32,7 @@ class Recipe:
     """What a run needs to be repeated. Cosine schedule after a short linear warm-up, as K3's pre-training (report 3.3)."""
 
     steps: int
-    lr: float = 3e-3
+    lr: float = 1e-2
     warmup: float = 0.01  # share of the steps
     final_lr: float = 0.05  # share of lr at the last step
     weight_decay: float = 0.1
@@ -148,7 +149,7 @@ def _run_id(model, recipe: Recipe) -> str:
 
 
 def train_meeting(
-    folder: str | Path | None, *, steps: int, lr: float = 3e-3, seed: int = 0, progress: bool = True
+    folder: str | Path | None, *, steps: int, lr: float = 1e-2, seed: int = 0, progress: bool = True
 ) -> tuple[K3ForCausalLM, list[dict]]:
     """The course's meeting model from scratch: one to eight projects, notes that grow to 512 tokens."""
     recipe = Recipe(steps=steps, lr=lr, seed=seed)
@@ -156,7 +157,7 @@ def train_meeting(
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
         length, projects = meeting.curriculum(step / steps)
-        return meeting.training_batch(seed, step, rows=4096 // length, length=length, max_projects=projects)
+        return meeting.training_batch(seed, step, rows=2048 // length, length=length, max_projects=projects)
 
     def scores(model: K3ForCausalLM) -> dict[str, float]:
         return {f"accuracy_{n}": meeting.score(model, meeting.held_out_notes(1, 16, projects=n, length=512)).accuracy for n in (1, 8)}
@@ -171,15 +172,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("preset", choices=["meeting"])
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint, the log and the final model; an interrupted run continues")
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--lr", type=float, default=1e-2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, help="CPU threads")
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     model, log = train_meeting(options.out, steps=options.steps, lr=options.lr, seed=options.seed)
-    from minimodel.io import save_pretrained
-
     save_pretrained(model, options.out / "model")
     print(f"saved {options.out / 'model'}: {json.dumps(log[-1])}")
 

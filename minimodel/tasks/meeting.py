@@ -224,7 +224,7 @@ def training_batch(
     rng = random.Random(f"meeting/train/{seed}/{step}")
     notes = []
     for _ in range(rows):
-        chat, ask = rng.uniform(0.0, 0.6), rng.uniform(0.1, 0.6)
+        chat, ask = rng.uniform(0.0, 0.6), rng.uniform(0.2, 0.8)
         projects = rng.randint(1, max_projects)
         final = rng.randint(1, max(1, length // 60))
         notes.append(write_note(rng, projects=projects, length=length, chat=chat, ask=ask, final_questions=final))
