@@ -19,8 +19,8 @@ notebooks:       ## run all notebooks again and store their outputs
 
 scenes:          ## render all animations in low quality into media/
 	@$(PYTHON) .ci/setup.py test
-	@$(VENV_PYTHON) -m animations
+	@$(VENV_PYTHON) -m animations render --all
 
 clean:           ## delete the environment and everything that the programs wrote
 	rm -rf .venv media build dist *.egg-info .pytest_cache .hypothesis
-	find . -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+	find . \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
