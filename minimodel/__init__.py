@@ -4,7 +4,7 @@ from minimodel.accounting import cache_bytes, parameter_budget
 from minimodel.attention_residuals import attention_residual
 from minimodel.cache import HybridCache
 from minimodel.config import K3Config
-from minimodel.delta_rule import bounded_log_decay, kda, softplus_log_decay
+from minimodel.delta_rule import bounded_log_decay, softplus_log_decay
 from minimodel.generate import generate
 from minimodel.io import from_pretrained, load_released, save_pretrained
 from minimodel.kda import KimiDeltaAttention
@@ -17,6 +17,10 @@ from minimodel.mxfp4 import dequantize_mxfp4, fake_quantize_mxfp4, quantize_mxfp
 from minimodel.prefix_cache import PrefixCache
 from minimodel.routing import quantile_bias, route
 from minimodel.trace import record
+
+# isort: split
+# last, because the module minimodel.kda takes this name when it is first imported
+from minimodel.delta_rule import kda
 
 __all__ = [
     "GatedMLA", "HybridCache", "K3Config", "K3ForCausalLM", "KimiDeltaAttention", "PerHeadMuon", "PrefixCache", "StableLatentMoE",
