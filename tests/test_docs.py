@@ -1,0 +1,39 @@
+"""What the README and the docs promise: links lead somewhere, the example runs, the tables name what there is."""
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+README = PAGES[0].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+    assert [target for target in targets if target and not (page.parent / target).exists()] == []
+
+
+def test_images_have_alt_text():
+    for page in PAGES:
+        assert not re.search(r"!\[\s*\]\(", page.read_text(encoding="utf-8")), page.name
+
+
+def test_the_example_runs(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    exec(compile(example, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_install_table_names_every_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert set(re.findall(r'pip install -e "\.\[(\w+)\]"', README)) == set(extras)
+
+
+def test_make_help_lists_every_command():
+    commands = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    described = set(re.findall(r"^([a-z]+): +##", (ROOT / "Makefile").read_text(), flags=re.M))
+    assert commands == described
