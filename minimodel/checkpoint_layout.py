@@ -124,7 +124,7 @@ def match(slots: Mapping[str, Slot], found: Mapping[str, Entry], where: str) -> 
             parts, packed = {name + "_packed": (2, torch.uint8), name + "_scale": (BLOCK, torch.uint8)}, True
             if slot.shape[-1] % BLOCK:
                 problems.append(f"{name} is packed in {where}, but the model's rows of {slot.shape[-1]} are not multiples of {BLOCK}")
-        expected |= parts.keys()
+        expected.update(parts)
         for part, (ratio, dtype) in parts.items():
             e = entries.get(part)
             if e is None:

@@ -98,14 +98,15 @@ def file_entries(path: Path) -> list[Entry]:
 
 def read_entries(entries: Mapping[str, Entry]) -> Iterator[tuple[str, Tensor]]:
     """(key, tensor) pairs, file by file; a file is closed, and its memory map with it, before the next is opened."""
+    by_file: dict[Path | None, list[str]] = {}
     for key, e in entries.items():
-        if e.file is None:
-            yield key, e.get()
-    for path in dict.fromkeys(e.file for e in entries.values() if e.file is not None):
+        by_file.setdefault(e.file, []).append(key)
+    for key in by_file.pop(None, []):
+        yield key, entries[key].get()
+    for path, keys in by_file.items():
         with _open(path) as f:
-            for key, e in entries.items():
-                if e.file == path:
-                    yield key, f.get_tensor(e.name)
+            for key in keys:
+                yield key, f.get_tensor(entries[key].name)
 
 
 def _open(path: Path) -> safe_open:
