@@ -6,11 +6,16 @@ the live slices of the tensors that are really there; the closed form lives in `
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from minimodel.config import K3Config
+from minimodel.tensor_files import load_safetensors, save_safetensors
 
 
 class Rows:
@@ -89,6 +94,7 @@ class FixedState:
 class CacheSnapshot:
     """An independent copy of a cache's contents; restoring copies again, so that it can be used many times."""
 
+    config: K3Config
     seen: int
     padding: Tensor
     layers: tuple[dict[str, Tensor], ...]
@@ -104,7 +110,7 @@ class HybridCache:
     ``seen`` counts the tokens read so far, padding included; ``padding`` [B] counts each row's left padding.
     """
 
-    def __init__(self, config, batch_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, config: K3Config, batch_size: int, device: torch.device | str = "cpu") -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.config, self.batch_size = config, batch_size
@@ -112,12 +118,14 @@ class HybridCache:
         self.seen = 0
         self.padding = torch.zeros(batch_size, dtype=torch.long, device=device)
 
-    def check(self, config, batch_size: int) -> None:
-        """Refuse a cache of another model or batch."""
+    def check(self, config: K3Config, batch_size: int, what: str = "input_ids") -> None:
+        """Refuse to work with another model's config or another batch."""
         if config != self.config:
-            raise ValueError("cache belongs to a model with another config")
+            mine, other = self.config.to_hf(), config.to_hf()
+            differing = [f"{key} {mine[key]} and {other[key]}" for key in mine if mine[key] != other[key]] or ["the mixers"]
+            raise ValueError(f"cache belongs to a model with another config: {'; '.join(differing[:3])}")
         if batch_size != self.batch_size:
-            raise ValueError(f"cache holds batch_size {self.batch_size}, input_ids has {batch_size}")
+            raise ValueError(f"cache holds batch_size {self.batch_size}, {what} has {batch_size}")
 
     @property
     def nbytes(self) -> int:
@@ -131,14 +139,11 @@ class HybridCache:
 
     def snapshot(self) -> CacheSnapshot:
         layers = tuple({name: x.clone() for name, x in slot.tensors().items()} for slot in self.layers)
-        return CacheSnapshot(self.seen, self.padding.clone(), layers)
+        return CacheSnapshot(self.config, self.seen, self.padding.clone(), layers)
 
     def restore(self, snapshot: CacheSnapshot) -> None:
-        if len(snapshot.layers) != len(self.layers) or len(snapshot.padding) != self.batch_size:
-            raise ValueError(
-                f"snapshot holds {len(snapshot.layers)} layers and batch {len(snapshot.padding)}, this cache {len(self.layers)} "
-                f"layers and batch {self.batch_size}"
-            )
+        """Go back to a snapshot of this cache, or of another one of the same model and batch."""
+        self.check(snapshot.config, len(snapshot.padding), "snapshot")
         self.seen, self.padding = snapshot.seen, snapshot.padding.clone()
         for slot, tensors in zip(self.layers, snapshot.layers):
             slot.load(tensors, self.seen)
@@ -151,8 +156,31 @@ class HybridCache:
         for slot in self.layers:
             slot.load({name: x[rows] for name, x in slot.tensors().items()}, self.seen)
 
+    def save(self, path: str | Path) -> None:
+        """Write the session to one safetensors file (replaced atomically), to be continued after :meth:`load`."""
+        tensors = {f"layers.{i}.{name}": x for i, slot in enumerate(self.layers) for name, x in slot.tensors().items()}
+        config = {**self.config.to_hf(), "mixers": [self.config.mixer(i) for i in range(len(self.layers))]}
+        save_safetensors(path, {"padding": self.padding, **tensors}, {"seen": str(self.seen), "config": json.dumps(config)})
 
-def _slot(config, layer: int) -> Rows | FixedState:
+    @classmethod
+    def load(cls, path: str | Path, model) -> HybridCache:
+        """Read a session that ``model`` (same config) wrote. Raises ValueError for a damaged file or another model's session."""
+        tensors, meta = load_safetensors(path)
+        mixers = [model.config.mixer(i) for i in range(model.config.num_hidden_layers)]
+        if "seen" not in meta or "padding" not in tensors:
+            raise ValueError(f"path: {path} does not hold a session")
+        if json.loads(meta["config"]) != json.loads(json.dumps({**model.config.to_hf(), "mixers": mixers})):
+            raise ValueError(f"path: {path} is the session of a model with another config")
+        cache = model.new_cache(len(tensors["padding"]))
+        device = cache.padding.device
+        cache.seen, cache.padding = int(meta["seen"]), tensors["padding"].to(device)
+        for i, slot in enumerate(cache.layers):
+            prefix = f"layers.{i}."
+            slot.load({n.removeprefix(prefix): x.to(device) for n, x in tensors.items() if n.startswith(prefix)}, cache.seen)
+        return cache
+
+
+def _slot(config: K3Config, layer: int) -> Rows | FixedState:
     mixer = config.mixer(layer)
     if mixer in ("mla", "mha", "gqa"):
         return Rows()

@@ -24,7 +24,7 @@ def generate(
     seed: int | None = None,
     stream: bool = False,
     cache: HybridCache | None = None,
-) -> Int[Tensor, "B T+N"] | list[Tensor] | Iterator[Int[Tensor, "B"]]:
+) -> Int[Tensor, "B N"] | list[Tensor] | Iterator[Int[Tensor, "B"]]:
     """Continue every prompt.
 
     Args:
@@ -94,7 +94,7 @@ def pick(
     if temperature == 0:
         return logits.argmax(-1)
     p = (logits.double() / temperature).softmax(-1)
-    ranked, order = p.sort(-1, descending=True, stable=True)
+    ranked, order = torch.sort(p, dim=-1, descending=True, stable=True)
     if top_k is not None:
         ranked[:, top_k:] = 0
     if top_p is not None:
