@@ -34,7 +34,7 @@ STATIC = Path(__file__).parent / "static"
 
 @dataclass(frozen=True)
 class Slider:
-    """A number from low to high. ``decimals`` of the readout follow from ``step``."""
+    """A number from low to high. ``labels``, if given, are what the readout says, one a step."""
 
     name: str
     label: str
@@ -42,6 +42,7 @@ class Slider:
     low: float
     high: float
     step: float
+    labels: tuple[str, ...] = ()
     kind: str = field(default="slider", init=False)
 
     def accepts(self, value: Any) -> bool:

@@ -36,22 +36,27 @@ function isDark(el) {
 const ICONS = { rewind: "M3 3h2v10H3zM13 3v10L6 8z", back: "M11 3v10L4 8z", play: "M4 2v12l10-6z", pause: "M4 3h3v10H4zM9 3h3v10H9z", forth: "M5 3v10l7-5z" };
 const icon = (name) => `<svg viewBox="0 0 16 16" width="14" height="14" aria-hidden="true"><path fill="currentColor" d="${ICONS[name]}"/></svg>`;
 
-let count = 0;
+// Labels find their controls by id. The counter is the page's: every widget runs its own copy of this file.
+const newId = () => `k3viz-${(globalThis.__k3viz_ids = (globalThis.__k3viz_ids ?? 0) + 1)}`;
 
 // One builder a kind of control. Each returns { node, show(value, spec) }; `change(value)` tells the panel.
 const BUILD = {
   slider(c, change) {
-    const id = `k3viz-${++count}`;
+    const id = newId();
     const input = element("input", { type: "range", id, min: c.low, max: c.high, step: c.step });
     const digits = (String(c.step).split(".")[1] || "").length;
-    const out = element("output", { htmlFor: id });
-    const show = (v) => { input.value = v; out.textContent = Number(v).toFixed(digits); };
-    input.addEventListener("input", () => { out.textContent = Number(input.value).toFixed(digits); change(Number(input.value)); });
+    const out = element("span", { className: "k3viz-value", ariaHidden: "true" });
+    const show = (v) => {
+      input.value = v;
+      out.textContent = c.labels[Math.round((v - c.low) / c.step)] ?? Number(v).toFixed(digits);
+      input.setAttribute("aria-valuetext", out.textContent);
+    };
+    input.addEventListener("input", () => { show(Number(input.value)); change(Number(input.value)); });
     return { node: element("div", { className: "k3viz-control" }, element("label", { htmlFor: id, textContent: c.label }), input, out), show };
   },
 
   choice(c, change) {
-    const id = `k3viz-${++count}`;
+    const id = newId();
     const select = element("select", { id }, ...c.options.map(([value, text]) => element("option", { value, textContent: text })));
     select.addEventListener("change", () => change(select.value));
     const show = (v) => { select.value = v; };
@@ -59,7 +64,7 @@ const BUILD = {
   },
 
   checks(c, change) {
-    const boxes = c.options.map(([value]) => element("input", { type: "checkbox", value, id: `k3viz-${++count}` }));
+    const boxes = c.options.map(([value]) => element("input", { type: "checkbox", value, id: newId() }));
     const labels = boxes.map((box, i) => element("label", { htmlFor: box.id }, box, " " + c.options[i][1]));
     for (const box of boxes) box.addEventListener("change", () => change(boxes.filter((b) => b.checked).map((b) => b.value)));
     const show = (v) => { for (const box of boxes) box.checked = v.includes(box.value); };
@@ -67,7 +72,7 @@ const BUILD = {
   },
 
   text(c, change) {
-    const id = `k3viz-${++count}`;
+    const id = newId();
     const input = element("input", { type: "text", id });
     input.addEventListener("change", () => change(input.value));
     const show = (v) => { if (input !== document.activeElement) input.value = v; };
@@ -75,10 +80,10 @@ const BUILD = {
   },
 
   player(c, change, ready) {
-    const id = `k3viz-${++count}`;
+    const id = newId();
     let labels = c.labels, at = c.value, timer = null;
     const input = element("input", { type: "range", id, min: 0, step: 1 });
-    const out = element("output", { htmlFor: id });
+    const out = element("span", { className: "k3viz-value", ariaHidden: "true" });
     const face = (b, name, title) => { b.innerHTML = icon(name); b.title = title; b.setAttribute("aria-label", title); };
     const button = (name, title, act) => {
       const b = element("button", { type: "button" });

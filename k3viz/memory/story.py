@@ -1,0 +1,192 @@
+"""The memory story: what a conversation keeps in memory, word by word.
+
+*Measured*: small models that differ only in their attention really run, and ``cache.nbytes`` adds up their real tensors; the
+closed form of ``cache_bytes`` is computed independently. *Published*: the same closed form on the released models' sizes, to a
+million tokens. The two are never mixed in one curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from minimodel import K3Config, K3ForCausalLM, cache_bytes
+from minimodel.facts import deepseek_v3_dimensions, kimi_k2_dimensions
+from minimodel.formats import format_bytes, format_count, format_number
+
+KINDS = {  # the small models: all layers of one kind, and K3's hybrid of three KDA layers to one MLA layer
+    "mha": "MHA",
+    "gqa": "GQA",
+    "mla": "MLA",
+    "sliding_window": "sliding window",
+    "kda": "KDA hybrid",
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8": torch.float8_e4m3fn}
+LONGEST = 1 << 24  # tokens
+
+
+@dataclass(frozen=True)
+class MeasuredCurve:
+    """kind: one of KINDS. measured: ``cache.nbytes`` after each of ``tokens``; formula: ``cache_bytes(...).total`` there."""
+
+    kind: str
+    label: str
+    tokens: tuple[int, ...]
+    measured: tuple[int, ...]
+    formula: tuple[int, ...]
+    per_token: int
+    fixed: int
+
+
+@dataclass(frozen=True)
+class PublishedCurve:
+    """A model's cache by the closed form. mixer: what its growing layers are ("kda" marks the hybrids); source: of its sizes."""
+
+    name: str
+    label: str
+    mixer: str
+    tokens: tuple[int, ...]
+    bytes: tuple[int, ...]
+    per_token: int
+    fixed: int
+    source: str
+
+
+@dataclass(frozen=True)
+class MemoryStory:
+    """measured: small models of this course (float32); window: of the sliding-window one. published: to ``context`` in ``dtype``."""
+
+    measured: tuple[MeasuredCurve, ...]
+    published: tuple[PublishedCurve, ...]
+    window: int
+    context: int
+    dtype: str
+    break_even: int | None  # tokens from which K3's hybrid keeps less than the same model with MLA in every layer
+
+    @property
+    def sentence(self) -> str:
+        """The published curves at full context, in one sentence."""
+        if not self.published:
+            return "Choose at least one published model."
+        ends = sorted(self.published, key=lambda c: c.bytes[-1])
+        said = f"At {format_count(self.context)} tokens one conversation keeps " + ", ".join(
+            f"{format_bytes(c.bytes[-1])} in {c.label}" for c in ends
+        )
+        if self.break_even is not None:
+            said += f"; below {format_count(self.break_even)} tokens K3's fixed state makes it larger than all-MLA"
+        return said + "."
+
+    @property
+    def measured_sentence(self) -> str:
+        """The measured curves at their end, and how far the closed form is off, in one sentence."""
+        if not self.measured:
+            return "Choose at least one small model."
+        said = ", ".join(f"{format_bytes(c.measured[-1])} with {c.label}" for c in self.measured)
+        off = max(abs(m - f) for c in self.measured for m, f in zip(c.measured, c.formula, strict=True))
+        tokens = format_count(self.measured[0].tokens[-1])
+        return f"After {tokens} tokens the small models keep {said}; the formula is off by {off} bytes at most."
+
+
+def memory_story(
+    *,
+    kinds: Sequence[str] = tuple(KINDS),
+    models: Sequence[str] = ("k3", "kimi_linear", "kimi_k2", "k3_all_mla", "k3_gqa"),
+    tokens: int = 1024,
+    context: int = 1_048_576,
+    dtype: str = "bfloat16",
+) -> MemoryStory:
+    """Measure small models and count published ones.
+
+    kinds: small models to run, of KINDS. models: published models to count, of ``MODELS``. tokens: how far the small models read
+    (64 to 4096). context: how far the published curves go. dtype: of the published models' latents, keys and values, one of
+    float32, bfloat16, float8 (KDA states stay float32). Raises ValueError naming the argument.
+    """
+    for name, chosen, known in (("kinds", kinds, KINDS), ("models", models, MODELS)):
+        unknown = [x for x in chosen if x not in known] if not isinstance(chosen, str) else [chosen]
+        if unknown:
+            raise ValueError(f"{name}: unknown {unknown[0]!r}; choose a list from {', '.join(known)}")
+    for name, value, low, high in (("tokens", tokens, 64, 4096), ("context", context, 64, LONGEST)):
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    return MemoryStory(
+        measured=tuple(_measure(kind, tokens) for kind in KINDS if kind in kinds),
+        published=tuple(_count(name, context, dtype) for name in MODELS if name in models),
+        window=small_config("sliding_window").sliding_window,
+        context=context,
+        dtype=dtype,
+        break_even=_break_even(dtype) if {"k3", "k3_all_mla"} <= set(models) else None,
+    )
+
+
+# ---- measured ----
+
+
+def small_config(kind: str) -> K3Config:
+    """A meeting-sized model whose attention is all of one kind ("kda": the 3:1 hybrid), with 8 heads that GQA shares 4 to 1."""
+    base = K3Config.meeting().replace(num_attention_heads=8, num_key_value_groups=2, sliding_window=64)
+    return base if kind == "kda" else base.replace(linear_mixer=kind, full_mixer=kind)
+
+
+@lru_cache(maxsize=64)
+def _measure(kind: str, tokens: int) -> MeasuredCurve:
+    config = small_config(kind)
+    model = K3ForCausalLM(config, seed=0).eval()
+    ids = torch.randint(config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
+    cache, at, measured = model.new_cache(1), [], []
+    stops = [round(tokens * i / 16) for i in range(1, 17)]
+    with torch.no_grad():
+        for start, stop in zip([0, *stops], stops, strict=False):
+            model(ids[:, start:stop], cache=cache)
+            at.append(stop)
+            measured.append(cache.nbytes)
+    form = [cache_bytes(config, t, dtype=torch.float32) for t in at]
+    return MeasuredCurve(kind, KINDS[kind], tuple(at), tuple(measured), tuple(f.total for f in form), form[-1].per_token, form[-1].fixed)
+
+
+# ---- published ----
+
+
+def _k3_with(mixer: str, groups: int = 8) -> K3Config:
+    return K3Config.k3().replace(linear_mixer=mixer, full_mixer=mixer, num_key_value_groups=groups)
+
+
+MODELS: dict[str, tuple[str, str, str, Callable[[], K3Config]]] = {  # name: label, mixer, source of the sizes, config
+    "kimi_linear": ("Kimi Linear 48B", "kda", "released config.json", K3Config.kimi_linear_48b),
+    "k3": ("Kimi K3", "kda", "released config.json", K3Config.k3),
+    "kimi_k2": ("Kimi K2", "mla", "released config.json", kimi_k2_dimensions),
+    "deepseek_v3": ("DeepSeek-V3", "mla", "released config.json", deepseek_v3_dimensions),
+    "k3_all_mla": ("K3 if all MLA", "mla", "K3's sizes, another attention", lambda: _k3_with("mla")),
+    "k3_gqa": ("K3 if GQA (8 groups)", "gqa", "K3's sizes, another attention", lambda: _k3_with("gqa")),
+    "k3_mha": ("K3 if MHA", "mha", "K3's sizes, another attention", lambda: _k3_with("mha")),
+}
+
+
+@lru_cache(maxsize=256)  # the released configs have 93 layers to walk through: once is enough
+def _count(name: str, context: int, dtype: str) -> PublishedCurve:
+    label, mixer, source, config = MODELS[name]
+    end, at = cache_bytes(config(), context, dtype=DTYPES[dtype]), _grid(context)
+    line = tuple(end.fixed + end.per_token * t for t in at)  # none of these models has a window: a straight line is the whole formula
+    return PublishedCurve(name, label, mixer, at, line, end.per_token, end.fixed, source)
+
+
+def _grid(context: int) -> tuple[int, ...]:
+    """Token counts for a curve that looks smooth on a linear and on a logarithmic axis, ending exactly at ``context``."""
+    powers = {1 << p for p in range(context.bit_length()) if 1 << p <= context}
+    return tuple(sorted(powers | {max(1, context * i // 32) for i in range(1, 33)}))
+
+
+@lru_cache(maxsize=8)
+def _break_even(dtype: str) -> int:
+    hybrid, full = (cache_bytes(MODELS[m][3](), 1, dtype=DTYPES[dtype]) for m in ("k3", "k3_all_mla"))
+    return -(-(hybrid.fixed - full.fixed) // (full.per_token - hybrid.per_token))
+
+
+def curve_text(curve: PublishedCurve) -> str:
+    """What a curve is made of, for hover texts and tables."""
+    fixed = f"{format_bytes(curve.fixed)} fixed and " if curve.fixed else ""
+    return f"{curve.label}: {fixed}{format_number(curve.per_token / 1000)} kB a token ({curve.source})"
