@@ -300,4 +300,3 @@ def _allowed(control: Control) -> str:
     if isinstance(control, (Choice, Checks)):
         return f"choose from {', '.join(v for v, _ in control.options)}"
     return "give a whole number from 0" if isinstance(control, Player) else "give a text"
-

@@ -6,17 +6,17 @@ _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
-def format_bytes(n: float) -> str:
+def format_bytes(n: int | float) -> str:
     """Three significant digits in decimal units: 449369856 -> "449 MB", 28991029248 -> "29.0 GB"; below 1 kB exact."""
     return _scaled(n, _BYTES, space=" ") or f"{n:.0f} B"
 
 
-def format_count(n: float) -> str:
+def format_count(n: int | float) -> str:
     """Exact with commas below a million, then three significant digits: 65536 -> "65,536", 2779484476000 -> "2.78T"."""
     return _scaled(n, _COUNTS, space="") or f"{n:,.0f}"
 
 
-def format_probability(p: float) -> str:
+def format_probability(p: int | float) -> str:
     """As a percentage with one decimal: 0.9731 -> "97.3 %"; ends that are not exact say so: 0.9999 -> "> 99.9 %"."""
     if 0 < p < 0.0005:
         return "< 0.1 %"
@@ -25,12 +25,12 @@ def format_probability(p: float) -> str:
     return f"{100 * p:.1f} %"
 
 
-def format_number(x: float) -> str:
+def format_number(x: int | float) -> str:
     """A plain number with two decimals, never "-0.00"."""
     return f"{round(float(x), 2) + 0.0:.2f}"
 
 
-def _scaled(n: float, units: tuple[tuple[float, str], ...], *, space: str) -> str | None:
+def _scaled(n: int | float, units: tuple[tuple[float, str], ...], *, space: str) -> str | None:
     for size, unit in units:
         if abs(n) >= 0.9995 * size:  # 999.6 kB is written 1.00 MB, not 1000 kB
             x = n / size

@@ -36,8 +36,9 @@ def memory_picture(story: MemoryStory, scale: str, theme: Theme, *, title: bool 
         data += [
             {"type": "scatter", "mode": "lines", "x": c.tokens, "y": c.formula, "hoverinfo": "skip", "name": f"{c.label}, formula",
              "line": {"color": color, "width": wide, "dash": MIXER_DASHES[c.kind]}},
-            {"type": "scatter", "mode": "markers", "x": c.tokens, "y": c.measured, "name": f"{c.label}, measured", "customdata": said,
-             "cliponaxis": False, "marker": {"color": color, "size": 8, "symbol": MARKERS[c.kind], "line": {"color": theme.ink, "width": 0.5}},
+            {"type": "scatter", "mode": "markers", "x": c.tokens, "y": c.measured, "name": f"{c.label}, measured",
+             "customdata": said, "cliponaxis": False,
+             "marker": {"color": color, "size": 8, "symbol": MARKERS[c.kind], "line": {"color": theme.ink, "width": 0.5}},
              "hovertemplate": "%{customdata}<extra></extra>"},
         ]  # fmt: skip
     notes += small.names([(c.label, c.measured[-1], MIXER_COLORS[c.kind]) for c in story.measured], theme)

@@ -66,7 +66,7 @@ def whiteboard_panel(
         story, labels = story_of(values)
         return whiteboard_figure(story=story, frame=min(values["frame"], len(labels) - 1), slider=True)
 
-    story, labels = (learned(text, "auto") if model is not None else by_hand(update[1], alpha, beta, similarity))
+    story, labels = learned(text, "auto") if model is not None else by_hand(update[1], alpha, beta, similarity)
     controls = [
         Player("frame", "Step", len(labels) - 1, labels),
         Slider("alpha", "Kept at each step, α", alpha, min(0.5, alpha), 1.0, 0.01),

@@ -1,0 +1,129 @@
+"""Colors that can be read, numbers that are written one way, and the machinery that all panels share."""
+import gzip
+import threading
+
+import plotly.graph_objects as go
+import pytest
+from ipywidgets import Widget
+from plotly.offline import get_plotlyjs
+
+import k3viz
+from k3viz import panel as panels
+from k3viz.panel import Choice, Drawing, Panel, Player, Slider
+from k3viz.theme import DARK, LIGHT, ROLES, axis, contrast, diverging, layout, text_on
+from minimodel.formats import format_bytes, format_count, format_number, format_probability
+
+READABLE = 4.5  # WCAG AA
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda t: t.name)
+def test_text_can_be_read_on_the_page(theme):
+    for ink in (theme.ink, theme.muted):
+        for paper in (theme.paper, theme.empty):
+            assert contrast(ink, paper) >= READABLE
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_text_can_be_read_on_every_role(role):
+    assert contrast(text_on(ROLES[role]), ROLES[role]) >= READABLE
+
+
+def test_contrast_has_its_known_ends():
+    assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast("#123456", "#123456") == 1
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda t: t.name)
+def test_layout_axis_and_scale_are_valid_plotly(theme):
+    go.Figure({"data": [{"type": "heatmap", "z": [[0, 1]], "colorscale": diverging(theme)}],
+               "layout": layout(theme, height=100, xaxis=axis(theme, title={"text": "x"}))})
+
+
+@pytest.mark.parametrize("format_, value, text", [
+    (format_bytes, 0, "0 B"), (format_bytes, 999, "999 B"), (format_bytes, 999_700, "1.00 MB"), (format_bytes, 28_991_029_248, "29.0 GB"),
+    (format_count, 65_536, "65,536"), (format_count, 2_779_484_476_000, "2.78T"), (format_probability, 0.97312, "97.3 %"),
+    (format_probability, 0.99999, "> 99.9 %"), (format_probability, 1.0, "100.0 %"), (format_probability, 1e-6, "< 0.1 %"),
+    (format_number, -1e-9, "0.00"), (format_number, 0.125, "0.12"),
+])
+def test_numbers_are_written_for_people(format_, value, text):
+    assert format_(value) == text
+
+
+def test_public_names_are_there_and_no_others():
+    assert set(k3viz.__all__) <= set(dir(k3viz))
+    assert all(callable(getattr(k3viz, name)) for name in k3viz.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'blackboard'"):
+        k3viz.blackboard
+
+
+# ---- the panel class, with a small subject of its own ----
+
+def draw(values, theme):
+    if values["height"] == 13:
+        raise ValueError("height must not be 13")
+    if values["height"] == 14:
+        raise RuntimeError("broken")
+    picture = {"data": [{"type": "bar", "x": ["a"], "y": [values["height"]]}], "layout": {"font": {"color": theme.ink}}}
+    return Drawing(values["height"], picture, f"The bar is {values['height']} high.")
+
+
+def small_panel():
+    return Panel(name="A bar", controls=[Slider("height", "Height", 3, 0, 20, 1), Choice("color", "Color", "red", (("red", "red"),))], draw=draw)
+
+
+def ask(panel, **values):
+    panel.set_state({"values": {**panel.values, **values}, "asked": panel.asked + 1})
+
+
+def test_plotly_travels_once_for_all_panels():
+    one, two = small_panel(), small_panel()
+    library = panels.plotly_library()
+    assert one.library == two.library == "IPY_MODEL_" + library.model_id
+    assert gzip.decompress(library.gz).decode() == get_plotlyjs()
+
+
+def test_after_close_all_a_new_panel_gets_a_new_library():
+    before = panels.plotly_library().model_id
+    Widget.close_all()
+    assert small_panel().library != "IPY_MODEL_" + before
+
+
+def test_errors_are_sentences_not_tracebacks():
+    panel = small_panel()
+    ask(panel, height=13)
+    assert panel.problem == "height must not be 13" and panel.describe() == "The bar is 3 high."
+    ask(panel, height=14)
+    assert panel.problem == "This panel failed: RuntimeError: broken"
+    ask(panel, height=5)
+    assert panel.problem == "" and panel.describe() == "The bar is 5 high." and panel.answered == panel.asked == 3
+
+
+def test_a_question_from_another_thread_is_answered():
+    panel = small_panel()
+    for height in (6, 7):
+        thread = threading.Thread(target=ask, args=(panel,), kwargs={"height": height})
+        thread.start()
+        thread.join()
+    assert panel.problem == "" and panel.trace == 7
+
+
+def test_controls_that_cannot_start_are_refused():
+    with pytest.raises(ValueError, match="^height can't be 30"):
+        Panel(name="x", controls=[Slider("height", "Height", 30, 0, 20, 1)], draw=draw)
+
+
+@pytest.mark.parametrize("make", [k3viz.whiteboard_panel, lambda: k3viz.memory_panel(tokens=64)], ids=["whiteboard", "memory"])
+def test_every_control_has_a_label_of_its_own(make):
+    labels = [c["label"] for c in make().controls]
+    assert all(labels) and len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize("make", [k3viz.whiteboard_panel, lambda: k3viz.memory_panel(tokens=64)], ids=["whiteboard", "memory"])
+def test_every_panel_has_what_people_who_write_code_need(make, tmp_path):
+    panel = make()
+    assert isinstance(panel.figure, go.Figure) and panel.trace is not None
+    assert len(panel.describe()) > 20 and any(c.isdigit() for c in panel.describe())
+    assert panel.to_html(tmp_path / "panel.html").stat().st_size > 1_000_000  # plotly.js is inside
+
+
+def test_a_player_may_point_anywhere_from_the_start():
+    assert Player("frame", "Step", 0, ("a",)).accepts(99) and not Player("frame", "Step", 0, ("a",)).accepts(-1)
