@@ -6,8 +6,8 @@ some, and chats in between. A question asks for the *latest* value of one slot o
     The Acme planning meeting is Tuesday, in room 4B, with six people attending. The meeting has moved to Thursday.
     The meeting is now on ___.
 
-With one project the sentences stay bare, as above; with several each names its project ("The Falcon meeting has moved to Thursday.",
-"For Falcon, the budget is $80k."). The vocabulary is closed and small, a token is a word, and everything is drawn from a seed.
+With one project the sentences stay bare, as above; with several each names its project ("The meeting for Falcon has moved to
+Thursday.", "The Falcon budget is $80k.", "For Falcon, the client is Acme."). The vocabulary is closed and small, a token is a word, and everything is drawn from a seed.
 """
 
 from __future__ import annotations
@@ -32,36 +32,37 @@ SLOTS: dict[str, tuple[str, ...]] = {
 PROJECTS = ("Falcon", "Harbor", "Juniper", "Comet", "Meadow", "Quartz", "Willow", "Summit", "Lantern", "Orchid", "Tundra", "Beacon")
 BLANK = "___"
 
-# In a template [p] is where a project's name goes and {v} the value; {old} is a value that is *not* the answer.
-OPENING = "The {client} planning meeting is {day} , in room {room} , with {attendees} people attending ."
+# In a template [p] marks the noun that a project's name goes with and {v} the value; {old} is a value that is *not* the answer.
+OPENING = "The {client} planning meeting [p] is {day} , in room {room} , with {attendees} people attending ."
 STATEMENTS = {
-    "client": ("The [p] client is {v} .", "The client for [p] is {v} ."),
-    "budget": ("The [p] budget is {v} .", "The budget for [p] is {v} ."),
-    "day": ("The [p] meeting is on {v} .", "The [p] meeting is {v} ."),
-    "room": ("The [p] meeting is in room {v} .",),
-    "attendees": ("The [p] meeting has {v} people attending .",),
+    "client": ("The client [p] is {v} .",),
+    "budget": ("The budget [p] is {v} .",),
+    "day": ("The meeting [p] is on {v} .", "The meeting [p] is {v} ."),
+    "room": ("The room [p] is {v} .", "The meeting [p] is in room {v} ."),
+    "attendees": ("The meeting [p] has {v} people attending .",),
 }
 UPDATES = {
-    "client": ("The [p] client is now {v} .", "The [p] client has changed to {v} ."),
-    "budget": ("The [p] budget is now {v} .", "The [p] budget has changed to {v} ."),
-    "day": ("The [p] meeting has moved to {v} .", "The [p] meeting moved to {v} .", "The [p] meeting is now on {v} ."),
-    "room": ("The [p] meeting has moved to room {v} .", "The [p] meeting is now in room {v} ."),
-    "attendees": ("The [p] meeting now has {v} people attending .",),
+    "client": ("The client [p] is now {v} .", "The client [p] has changed to {v} ."),
+    "budget": ("The budget [p] is now {v} .", "The budget [p] has changed to {v} ."),
+    "day": ("The meeting [p] has moved to {v} .", "The meeting [p] moved to {v} .", "The meeting [p] is now on {v} ."),
+    "room": ("The room [p] is now {v} .", "The meeting [p] has moved to room {v} .", "The meeting [p] is now in room {v} ."),
+    "attendees": ("The meeting [p] now has {v} people attending .",),
 }
 CORRECTIONS = {
-    "client": ("Correction : the [p] client is {v} , not {old} .",),
-    "budget": ("Correction : the [p] budget is {v} , not {old} .",),
-    "day": ("Correction : the [p] meeting is on {v} , not {old} .",),
-    "room": ("Correction : the [p] meeting is in room {v} , not {old} .",),
-    "attendees": ("Correction : the [p] meeting has {v} people attending , not {old} .",),
+    "client": ("Correction : the client [p] is {v} , not {old} .",),
+    "budget": ("Correction : the budget [p] is {v} , not {old} .",),
+    "day": ("Correction : the meeting [p] is on {v} , not {old} .",),
+    "room": ("Correction : the room [p] is {v} , not {old} .",),
+    "attendees": ("Correction : the meeting [p] has {v} people attending , not {old} .",),
 }
 QUESTIONS = {
-    "client": "The [p] client is now {v} .",
-    "budget": "The [p] budget is now {v} .",
-    "day": "The [p] meeting is now on {v} .",
-    "room": "The [p] meeting is now in room {v} .",
-    "attendees": "The [p] meeting now has {v} people attending .",
+    "client": ("The client [p] is now {v} .",),
+    "budget": ("The budget [p] is now {v} .",),
+    "day": ("The meeting [p] is now on {v} .",),
+    "room": ("The room [p] is now {v} .", "The meeting [p] is now in room {v} ."),
+    "attendees": ("The meeting [p] now has {v} people attending .",),
 }
+PLACEMENTS = ("for", "name", "front")  # The budget for Falcon is ... | The Falcon budget is ... | For Falcon, the budget is ...
 FILLER = (
     "Lunch is at noon .", "Please bring the slides .", "Thanks for the notes .", "The coffee machine is broken .", "Nothing else changed .",
     "The printer is out of paper .", "The weather is nice today .", "See you there .", "Please read the report before the call .",
@@ -71,10 +72,10 @@ FILLER = (
 
 
 def _words() -> list[str]:
-    templates = [OPENING, *FILLER, *QUESTIONS.values()]
-    for group in (STATEMENTS, UPDATES, CORRECTIONS):
+    templates = [OPENING, *FILLER]
+    for group in (STATEMENTS, UPDATES, CORRECTIONS, QUESTIONS):
         templates += [t for options in group.values() for t in options]
-    words = {w for t in templates for w in t.split() if w[0] not in "[{"} | {"For", "the"}
+    words = {w for t in templates for w in t.split() if w[0] not in "[{"} | {"For", "for", "the", ","}
     return [*sorted(words), *PROJECTS, *(v for values in SLOTS.values() for v in values)]
 
 
@@ -105,12 +106,12 @@ def decode(ids: Iterable[int]) -> str:
 
 
 def question(slot: str, project: str | None = None) -> str:
-    """The question for a slot, up to its blank: "The meeting is now on"."""
+    """The question for a slot, up to its blank: "The meeting is now on", "The budget for Falcon is now"."""
     if slot not in SLOTS:
         raise ValueError(f"slot must be one of {', '.join(SLOTS)}, got {slot!r}")
     if project is not None and project not in PROJECTS:
         raise ValueError(f"project must be one of {', '.join(PROJECTS)}, got {project!r}")
-    words = _place(QUESTIONS[slot].split(), project, prefix=False)
+    words = _place(QUESTIONS[slot][0].split(), project, "for")
     return " ".join(words[: words.index("{v}")])
 
 
@@ -147,12 +148,12 @@ class NoteWriter:
         """Four facts in one sentence, the article's first."""
         values = {slot: self._set(project, slot) for slot in ("client", "day", "room", "attendees")}
         words = [values[w[1:-1]] if w[1:-1] in values else w for w in OPENING.split()]
-        self.note.say(_place(words, project, prefix=True))
+        self.note.say(_place(words, project, "front"))
 
     def state(self, project: str | None, slot: str, templates: dict[str, tuple[str, ...]]) -> None:
         old = self.note.facts.get((project, slot))
         value = self._set(project, slot)
-        words = _place(self.rng.choice(templates[slot]).split(), project, prefix=self._coin())
+        words = self._words(templates[slot], project)
         wrong = old if old not in (None, value) else self.rng.choice([v for v in SLOTS[slot] if v != value])
         self.note.say([{"{v}": value, "{old}": wrong}.get(w, w) for w in words])
 
@@ -162,7 +163,7 @@ class NoteWriter:
     def ask(self, project: str | None, slot: str, *, reveal: bool) -> None:
         """A question with its answer to be predicted; what stands in the text is the answer, or the blank."""
         answer = self.note.facts[project, slot]
-        words = _place(QUESTIONS[slot].split(), project, prefix=self._coin())
+        words = self._words(QUESTIONS[slot], project)
         at = words.index("{v}")
         words[at] = answer if reveal else BLANK
         self.note.say(words, at, answer)
@@ -171,8 +172,8 @@ class NoteWriter:
         value = self.note.facts[project, slot] = self.rng.choice(SLOTS[slot])
         return value
 
-    def _coin(self) -> bool:
-        return self.rng.random() < 0.5
+    def _words(self, templates: tuple[str, ...], project: str | None) -> list[str]:
+        return _place(self.rng.choice(templates).split(), project, self.rng.choice(PLACEMENTS))
 
 
 def write_note(
@@ -252,7 +253,7 @@ def pad_notes(notes: list[Note], length: int | None = None) -> tuple[Int[Tensor,
 
 def curriculum(progress: float) -> tuple[int, int]:
     """(note length, projects at most) at a share of training in [0, 1): short notes about few projects first."""
-    return (128, 2) if progress < 0.1 else (256, 4) if progress < 0.25 else (512, 8)
+    return (128, 4) if progress < 0.15 else (256, 8) if progress < 0.35 else (512, 8)
 
 
 @dataclass(frozen=True)
@@ -285,17 +286,14 @@ def score(model: torch.nn.Module, notes: list[Note], *, rows: int = 8) -> Score:
     return Score(right, asked)
 
 
-def _place(words: list[str], project: str | None, *, prefix: bool) -> list[str]:
-    """Put the project's name in: nowhere, where [p] stands, or in front ("For Falcon, the ...")."""
+def _place(words: list[str], project: str | None, placement: str) -> list[str]:
+    """Put the project's name in, at one of ``PLACEMENTS``; without a project the sentence stays bare."""
+    at = words.index("[p]")
+    before, noun, after = words[: at - 1], words[at - 1], words[at + 1 :]
     if project is None:
-        out = [w for w in words if w != "[p]"]
-        return _drop_dangling_for(out, words)
-    if prefix and words[0] == "The":
-        bare = _drop_dangling_for([w for w in words if w != "[p]"], words)
-        return ["For", project, ",", "the", *bare[1:]]
-    return [project if w == "[p]" else w for w in words]
-
-
-def _drop_dangling_for(out: list[str], words: list[str]) -> list[str]:
-    """"The budget for [p] is ..." loses its "for" together with the name."""
-    return [w for w in out if w != "for"] if "for" in words and words[words.index("for") + 1] == "[p]" else out
+        return [*before, noun, *after]
+    if placement == "for" or (placement == "front" and words[0] != "The"):  # a correction keeps its first word
+        return [*before, noun, "for", project, *after]
+    if placement == "name":
+        return [*before, project, noun, *after]
+    return ["For", project, ",", "the", *[*before, noun][1:], *after]
