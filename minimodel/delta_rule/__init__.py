@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minimodel.delta_rule.chunked import kda_chunked
+from minimodel.delta_rule.chunked import TILE, kda_chunked
 from minimodel.delta_rule.gates import bounded_log_decay, mamba_dt_bias, softplus_log_decay
 from minimodel.delta_rule.recurrent import kda_recurrent, kda_step
 
@@ -51,6 +51,8 @@ def kda(
     _check(q, k, v, g, beta, initial_state, cu_seqlens)
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+    if chunk_size < TILE or chunk_size % TILE:
+        raise ValueError(f"chunk_size must be a positive multiple of {TILE}, got {chunk_size}")
     B, T, H, K = k.shape
     dtype = torch.float64 if torch.float64 in {x.dtype for x in (q, k, v, g, beta)} else torch.float32
     scale = K**-0.5 if scale is None else scale
@@ -86,14 +88,14 @@ def _unpack(x: Tensor, positions: Tensor) -> Tensor:
 
 def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> None:
     named = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    for name, x in named.items():
+    for name, x in (named if state is None else {**named, "initial_state": state}).items():
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"{name} must be a floating-point tensor, got {got}")
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q on {q.device}: put all inputs on one device")
-    if q.dim() != 4 or 0 in q.shape[1:]:
-        raise ValueError(f"q must be [B, T, H, K] with T, H, K >= 1, got shape {tuple(q.shape)}")
+    if q.dim() != 4 or 0 in q.shape:
+        raise ValueError(f"q must be [B, T, H, K] with B, T, H, K >= 1, got shape {tuple(q.shape)}")
     B, T, H, K = q.shape
     if v.dim() != 4 or tuple(v.shape[:3]) != (B, T, H) or v.shape[3] == 0:
         raise ValueError(f"v must be [B, T, H, V] = ({B}, {T}, {H}, V) to match q, got shape {tuple(v.shape)}")
@@ -109,13 +111,22 @@ def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tens
             f"initial_state must have shape {(documents, H, K, v.shape[3])} for q {tuple(q.shape)} and v {tuple(v.shape)}, "
             f"got {tuple(state.shape)}"
         )
+    if q.device.type == "meta":
+        return
+    if not bool((g <= 0).all()):  # NaN is not <= 0
+        raise ValueError(f"g must be a log-decay <= 0, got {g.max().item():.4g}")
+    if not bool(((beta >= 0) & (beta <= 1)).all()):
+        raise ValueError(f"beta must lie in [0, 1], got {beta.min().item():.4g} to {beta.max().item():.4g}")
 
 
 def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> None:
     """One sentence when document boundaries don't describe a packed row [1, T]."""
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.is_floating_point() or cu_seqlens.dtype == torch.bool:
+        got = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
+        raise TypeError(f"cu_seqlens must be a 1-D integer tensor of at least 2 boundaries, got {got}")
     if B != 1:
         raise ValueError(f"cu_seqlens needs one packed row (B = 1), got B = {B}")
-    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point() or len(cu_seqlens) < 2:
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
         raise ValueError(f"cu_seqlens must be a 1-D integer tensor of at least 2 boundaries, got {cu_seqlens.tolist()}")
     if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != T or bool((cu_seqlens.diff() <= 0).any()):
         raise ValueError(f"cu_seqlens must rise from 0 to T = {T}, got {cu_seqlens.tolist()}")

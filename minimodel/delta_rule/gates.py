@@ -48,6 +48,8 @@ def softplus_log_decay(
 
 def _biased(f: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
     """``f + dt_bias`` and ``exp(A_log)`` in the gate's precision, shaped to broadcast over [B, T, H, K]."""
+    if not f.is_floating_point():
+        raise TypeError(f"f must be a floating-point tensor, got {f.dtype}")
     if f.dim() != 4:
         raise ValueError(f"f must be [B, T, H, K], got shape {tuple(f.shape)}")
     H, K = f.shape[-2:]
