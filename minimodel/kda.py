@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -85,7 +87,7 @@ class KimiDeltaAttention(Traced):
 
         state = None if cache is None else cache.state
         if self.tracing:
-            o, S = self._traced_recurrence(q, k, v, g, beta, state)
+            o, S = self._traced_recurrence(q, k, v, g, beta, state, cu_seqlens)
         else:
             o, S = kda(q, k, v, g, beta, initial_state=state, cu_seqlens=cu_seqlens, backend=backend)
         if cache is not None:
@@ -94,12 +96,14 @@ class KimiDeltaAttention(Traced):
         y = self.o_norm(o) * torch.sigmoid(gate).unflatten(-1, (H, K))
         return self.o_proj(y.flatten(2))
 
-    def _traced_recurrence(self, q, k, v, g, beta, state) -> tuple[Tensor, Tensor]:
+    def _traced_recurrence(self, q, k, v, g, beta, state, cu_seqlens) -> tuple[Tensor, Tensor]:
         """The token loop, every state kept, for a recorder: q, k, v, alpha, beta, state (after each token) and output."""
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        scaled, k_, v_, g_, beta_ = (a.to(dtype) for a in (q * q.shape[-1] ** -0.5, k, v, g, beta))
-        S = k_.new_zeros(*k_.shape[:1], self.num_heads, self.head_dim, self.head_dim) if state is None else state
-        o, S, states = kda_recurrent(scaled, k_, v_, g_, beta_, S, keep_states=True)
-        self.emit(q=q, k=k, v=v, alpha=g.exp(), beta=beta, state=states, output=o)
-        return o.to(q.dtype), S
-
+        inputs = [a.to(dtype) for a in (q * q.shape[-1] ** -0.5, k, v, g, beta)]
+        S = inputs[1].new_zeros(len(q), self.num_heads, self.head_dim, self.head_dim) if state is None else state
+        bounds = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+        documents = [kda_recurrent(*(x[:, a:b] for x in inputs), S, keep_states=True) for a, b in pairwise(bounds)]
+        outputs, finals, states = zip(*documents, strict=True)
+        o = torch.cat(outputs, 1)
+        self.emit(q=q, k=k, v=v, alpha=g.exp(), beta=beta, state=torch.cat(states, 1), output=o)
+        return o.to(q.dtype), torch.cat(finals)

@@ -69,13 +69,13 @@ def short_conv(
     taps = weight.to(x.dtype).unsqueeze(1)
     if cu_seqlens is None:
         y = F.conv1d(padded.transpose(1, 2), taps, groups=len(taps)).transpose(1, 2)
-        return y, padded[:, T:]
+        return y, padded[:, T:].clone()  # a view would keep the whole prompt alive in a cache
     # W-1 zero rows before every document, convolved as one row, then taken out again
     document = torch.repeat_interleave(torch.arange(len(cu_seqlens) - 1, device=x.device), cu_seqlens.diff())
     place = torch.arange(T, device=x.device) + (document + 1) * (W - 1)
     spread = x.new_zeros(x.shape[0], T + (len(cu_seqlens) - 1) * (W - 1), x.shape[2]).index_copy(1, place, x)
     y = F.conv1d(spread.transpose(1, 2), taps, groups=len(taps)).transpose(1, 2)
-    return y[:, place - (W - 1)], padded[:, T:]
+    return y[:, place - (W - 1)], padded[:, T:].clone()
 
 
 class RMSNorm(nn.Module):
