@@ -149,20 +149,29 @@ def _run_id(model, recipe: Recipe) -> str:
 
 
 def train_meeting(
-    folder: str | Path | None, *, steps: int, lr: float = 1e-2, seed: int = 0, progress: bool = True
+    folder: str | Path | None = None, *, steps: int = 100, projects: int = 1, lr: float = 1e-2, seed: int = 0, progress: bool = True
 ) -> tuple[K3ForCausalLM, list[dict]]:
-    """The course's meeting model from scratch: one to eight projects, notes that grow to 512 tokens."""
+    """The course's meeting model from scratch, 2,048 tokens a step.
+
+    One project is learned from notes of 128 tokens in about a hundred steps. With more, notes and their number of projects grow along
+    ``meeting.curriculum``. ``folder``: see :func:`train`. Returns the model and its log.
+    """
+    if not 1 <= projects <= 8:
+        raise ValueError(f"projects must lie in 1..8, got {projects}")
     recipe = Recipe(steps=steps, lr=lr, seed=seed)
     model = K3ForCausalLM(K3Config.meeting(), seed=seed)
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
-        length, projects = meeting.curriculum(step / steps)
-        return meeting.training_batch(seed, step, rows=2048 // length, length=length, max_projects=projects)
+        length, most = (128, 1) if projects == 1 else meeting.curriculum(step / steps)
+        return meeting.training_batch(seed, step, rows=2048 // length, length=length, max_projects=min(most, projects))
+
+    length = 128 if projects == 1 else 512
 
     def scores(model: K3ForCausalLM) -> dict[str, float]:
-        return {f"accuracy_{n}": meeting.score(model, meeting.held_out_notes(1, 16, projects=n, length=512)).accuracy for n in (1, 8)}
+        held_out = {n: meeting.held_out_notes(1, 16, projects=n, length=length) for n in {1, projects}}
+        return {f"accuracy_{n}": meeting.score(model, notes).accuracy for n, notes in sorted(held_out.items())}
 
-    log = train(model, batch, recipe, folder=folder, evaluate=scores, evaluate_every=200, progress=progress)
+    log = train(model, batch, recipe, folder=folder, evaluate=scores, evaluate_every=200 if projects > 1 else 25, progress=progress)
     return model, log
 
 
@@ -172,13 +181,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("preset", choices=["meeting"])
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint, the log and the final model; an interrupted run continues")
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--projects", type=int, default=8, help="projects in a note, at most")
     parser.add_argument("--lr", type=float, default=1e-2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, help="CPU threads")
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
-    model, log = train_meeting(options.out, steps=options.steps, lr=options.lr, seed=options.seed)
+    model, log = train_meeting(options.out, steps=options.steps, projects=options.projects, lr=options.lr, seed=options.seed)
     save_pretrained(model, options.out / "model")
     print(f"saved {options.out / 'model'}: {json.dumps(log[-1])}")
 

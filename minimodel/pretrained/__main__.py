@@ -1,0 +1,67 @@
+"""Score a trained meeting model on held-out notes, and publish a finished run into the package.
+
+    python -m minimodel.pretrained score                     # the committed checkpoint
+    python -m minimodel.pretrained publish runs/meeting      # model, loss curve and scores into minimodel/pretrained/meeting
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from minimodel.io import from_pretrained, save_pretrained
+from minimodel.model import K3ForCausalLM
+from minimodel.pretrained import FOLDER, load_pretrained
+from minimodel.tasks import meeting
+
+TRAINED_LENGTH = 512  # the longest note seen in training, in tokens
+QUESTIONS = 16  # blanks at the end of a note
+
+
+@torch.no_grad()
+def scores(model: K3ForCausalLM, *, answers: int = 1000) -> dict:
+    """Accuracy by number of projects at the trained length, by note length up to eight times that, and the article's question."""
+    table = []
+    cells = [(n, TRAINED_LENGTH) for n in range(1, 9)] + [(8, TRAINED_LENGTH * times) for times in (2, 4, 8)] + [(1, TRAINED_LENGTH * 8)]
+    for projects, length in cells:
+        per_note = min(QUESTIONS, 5 * projects)
+        notes = meeting.held_out_notes(0, -(-answers // per_note), projects=projects, length=length, final_questions=per_note)
+        result = meeting.score(model, notes, rows=max(1, 4096 // length))
+        row = {
+            "projects": projects, "tokens": length, "answers": sum(result.asked.values()), "accuracy": round(result.accuracy, 4),
+            "by_slot": {slot: round(x, 4) for slot, x in result.by_slot().items()},
+        }  # fmt: skip
+        print(json.dumps(row), flush=True)
+        table.append(row)
+    text = "The Acme planning meeting is Tuesday, in room 4B, with six people attending. The meeting has moved to Thursday. The meeting is now on"
+    p = model(torch.tensor([meeting.encode(text)])).logits[0, -1].softmax(-1)
+    return {"held_out": table, "p_thursday": round(float(p[meeting.encode("Thursday")[0]]), 4)}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m minimodel.pretrained", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    score = commands.add_parser("score", help="score a checkpoint folder, or the committed model")
+    score.add_argument("folder", nargs="?", type=Path)
+    publish = commands.add_parser("publish", help="copy a finished run into the package, with its curve and scores")
+    publish.add_argument("run", type=Path)
+    options = parser.parse_args(arguments)
+    if options.command == "score":
+        print(json.dumps(scores(from_pretrained(options.folder) if options.folder else load_pretrained()), indent=1))
+        return
+    model = from_pretrained(options.run / "model")
+    log = [json.loads(line) for line in (options.run / "log.jsonl").read_text().splitlines()]
+    target = FOLDER / "meeting"
+    result = scores(model)
+    save_pretrained(model, target)
+    keep = ("step", "loss", "accuracy_1", "accuracy_8")
+    curve = [{k: round(v, 4) for k, v in row.items() if k in keep} for row in log if row["step"] % 10 == 0 or "accuracy_8" in row]
+    (target / "curve.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in curve) + "\n]\n")
+    (target / "scores.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
