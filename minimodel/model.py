@@ -131,7 +131,6 @@ class K3ForCausalLM(Traced):
         self.lm_head = linear(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self._trace_name = "lm_head"
         if self.lm_head.weight.device.type != "meta":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)

@@ -48,7 +48,7 @@ class Traced(nn.Module):
     def emit(self, **tensors: Tensor) -> None:
         if self._trace is not None:
             for name, value in tensors.items():
-                self._trace.write(f"{self._trace_name}.{name}", value)
+                self._trace.write(f"{self._trace_name}.{name}".removeprefix("."), value)
 
 
 @contextmanager
@@ -56,7 +56,8 @@ def record(model: nn.Module) -> Iterator[Trace]:
     """Record what every traced part of ``model`` computes inside the ``with`` block.
 
     Names: ``layers.N.kda.{q,k,v,alpha,beta,state,output}``, ``layers.N.mla.{attention,gate,latent}``,
-    ``layers.N.moe.{scores,indices,weights,cutoff}``, ``layers.N.{attn_res,mlp_res}.weights``, ``output_res.weights``, ``logits``.
+    ``layers.N.moe.{scores,indices,weights,cutoff}``, ``layers.N.{attn_res,mlp_res}.{weights,sources}``, ``output_res.{weights,sources}``,
+    ``logits``. A part recorded outside a model leaves its own prefix out.
     One recording at a time on a model.
     """
     traced = [m for m in model.modules() if isinstance(m, Traced)]
