@@ -24,6 +24,8 @@ def attention_residual(
         query: the sublayer's learned pseudo-query [D]; zero at initialization, so that depth is averaged at first.
         gain: the gain of the sublayer's own RMSNorm [D].
     """
+    if not sources.is_floating_point():
+        raise TypeError(f"sources must be a floating-point tensor, got {sources.dtype}")
     if sources.dim() < 2 or sources.shape[-2] < 1:
         raise ValueError(f"sources must be [..., N, D] with N >= 1, got shape {tuple(sources.shape)}")
     D = sources.shape[-1]

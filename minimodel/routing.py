@@ -58,7 +58,7 @@ def quantile_bias(
     if estimator == "histogram":
         pooled = MarginHistogram(bias, top_k, bins=bins)
         pooled.add(scores)
-        return pooled.next_bias()
+        return pooled.next_bias().to(bias.dtype)
     margins = scores.double() - route(scores.double(), bias.double(), top_k)[2][:, None]
     rank = min(S * top_k // E, S - 1)  # 0-based: the (q+1)-th largest
     return _centered(-margins.sort(0, descending=True).values[rank]).to(bias.dtype)
@@ -90,7 +90,7 @@ class MarginHistogram:
         inside = self.counts.gather(1, cell[:, None]).squeeze(1)
         before = total.gather(1, cell[:, None]).squeeze(1) - inside
         fraction = ((q - before) / inside.clamp_min(1)).clamp(0, 1)
-        return _centered(self.low + (cell + fraction) * self.width).float()
+        return _centered(self.low + (cell + fraction) * self.width)
 
 
 def sign_bias(loads: Int[Tensor, "E"], bias: Float[Tensor, "E"], rate: float = 1e-3) -> Float[Tensor, "E"]:
@@ -160,6 +160,8 @@ def _centered(bias: Tensor) -> Tensor:
 
 
 def _check_scores(scores: Tensor, bias: Tensor, top_k: int) -> None:
+    if not scores.is_floating_point():
+        raise TypeError(f"scores must be a floating-point tensor, got {scores.dtype}")
     if scores.dim() != 2:
         raise ValueError(f"scores must be [tokens, E], got shape {tuple(scores.shape)}")
     E = scores.shape[1]
@@ -167,3 +169,6 @@ def _check_scores(scores: Tensor, bias: Tensor, top_k: int) -> None:
         raise ValueError(f"bias must be [E] = ({E},) for scores of shape {tuple(scores.shape)}, got {tuple(bias.shape)}")
     if not 1 <= top_k <= E:
         raise ValueError(f"top_k must lie in 1..E = 1..{E}, got {top_k}")
+    if scores.device.type != "meta" and not bool(((scores >= 0) & (scores <= 1)).all()):
+        low, high = scores.min().item(), scores.max().item()
+        raise ValueError(f"scores are after the sigmoid and must lie in [0, 1], got {low:.4g} to {high:.4g}")
