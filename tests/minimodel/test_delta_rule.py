@@ -1,0 +1,393 @@
+"""The KDA operator: against the equation written out, against other people's kernels, against itself in pieces."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minimodel import bounded_log_decay, kda, softplus_log_decay
+from minimodel.delta_rule import kda_step
+from minimodel.layers import l2norm
+from tests.minimodel.common import assert_within, golden
+
+BACKENDS = ("recurrent", "chunked")
+NAMES = ("q", "k", "v", "g", "beta")
+
+
+def inputs(B=1, T=5, H=1, K=4, V=3, *, seed=0, dtype=torch.float64, low=-5.0):
+    """q, k of unit length, v, g in (low, 0), beta in (0, 1)."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    q, k, v = l2norm(randn(B, T, H, K)), l2norm(randn(B, T, H, K)), randn(B, T, H, V)
+    g, beta = low * torch.sigmoid(2 * randn(B, T, H, K)), torch.sigmoid(randn(B, T, H))
+    return [x.to(dtype) for x in (q, k, v, g, beta)]
+
+
+def equation(q, k, v, g, beta, S=None, scale=None):
+    """K3 report Eq. 1 with its matrices formed, one token, head and row after the other."""
+    B, T, H, K = q.shape
+    scale = K**-0.5 if scale is None else scale
+    S = torch.zeros(B, H, K, v.shape[-1], dtype=q.dtype) if S is None else S
+    eye, outputs = torch.eye(K, dtype=q.dtype), []
+    for t in range(T):
+        kk = k[:, t, :, :, None]
+        erase = eye - beta[:, t, :, None, None] * kk @ kk.transpose(-1, -2)
+        S = erase @ torch.diag_embed(g[:, t].exp()) @ S + beta[:, t, :, None, None] * kk @ v[:, t, :, None, :]
+        outputs.append((S.transpose(-1, -2) @ (scale * q[:, t, :, :, None])).squeeze(-1))
+    return torch.stack(outputs, 1), S
+
+
+def gradients(f, arguments, *, seed=0):
+    """Results of f and the gradients of all arguments, for random cotangents."""
+    leaves = [x.detach().clone().requires_grad_() for x in arguments]
+    results = f(*leaves)
+    draw = torch.Generator().manual_seed(seed)
+    cotangents = [torch.randn(x.shape, generator=draw, dtype=x.dtype) for x in results]
+    return [*(x.detach() for x in results), *torch.autograd.grad(results, leaves, cotangents)]
+
+
+# ---- other people's numbers ----
+
+
+@pytest.mark.parametrize("options", [{"backend": "recurrent"}, {"backend": "chunked"}, {"backend": "chunked", "chunk_size": 16}], ids=str)
+@pytest.mark.parametrize("case", ["b1_t1_tiny", "b2_t37_k16_v24", "b2_t70_g_minus5", "b2_t130_beta_edges", "b1_t96_beta1_nodecay"])
+def test_golden_float64(case, options):
+    z = golden("kda_recurrent")
+    arguments = [z[f"{case}/{name}"].double().requires_grad_() for name in (*NAMES, "h0")]
+    o, S = kda(*arguments[:5], initial_state=arguments[5], **options)
+    assert_within(o, z[f"{case}/o_f64"], 1e-12)
+    assert_within(S, z[f"{case}/ht_f64"], 1e-12)
+    ((o * z[f"{case}/do"]).sum() + (S * z[f"{case}/dht"]).sum()).backward()
+    for name, x in zip((*NAMES, "h0"), arguments, strict=True):
+        assert_within(x.grad, z[f"{case}/d{name}_f64"], 1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_golden_scale_and_float32(backend):
+    z = golden("kda_recurrent")
+    q, k, v, g, beta, h0 = (z[f"b1_t64_scale1/{name}"] for name in (*NAMES, "h0"))
+    scale = float(z["b1_t64_scale1/scale"])
+    o, S = kda(q.double(), k, v, g, beta, scale=scale, initial_state=h0, backend=backend)
+    assert_within(o, z["b1_t64_scale1/o_f64"], 1e-12)
+    o, S = kda(q, k, v, g, beta, scale=scale, initial_state=h0, backend=backend)
+    assert o.dtype == S.dtype == torch.float32
+    assert_within(o, z["b1_t64_scale1/o_f64"], 2e-6)
+    assert_within(S, z["b1_t64_scale1/ht_f64"], 2e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_golden_packed_documents(backend):
+    """Against float32 kernels, so ours runs in float64: the difference is their rounding."""
+    z, case = golden("kda_triton_interp"), "varlen_0_15_64_100"
+    arguments = [z[f"{case}/in_{name}"].double().requires_grad_() for name in (*NAMES, "h0")]
+    o, S = kda(*arguments[:5], initial_state=arguments[5], cu_seqlens=z[f"{case}/cu_seqlens"], backend=backend)
+    ((o * z[f"{case}/in_do"]).sum() + (S * z[f"{case}/in_dht"]).sum()).backward()
+    assert_within(o, z[f"{case}/o"], 2e-6)
+    assert_within(S, z[f"{case}/ht"], 2e-6)
+    for name, x in zip((*NAMES, "h0"), arguments, strict=True):
+        assert_within(x.grad, z[f"{case}/d{name}"], 1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_golden_with_kimi_linears_gate(backend):
+    """The kernel takes raw projections; here gate, norm and sigmoid stand before the operator."""
+    z, case = golden("kda_triton_interp"), "softplus_gate_beta_l2_in_kernel"
+    names = (*NAMES, "h0", "A_log", "dt_bias")
+    q, k, v, f, b, h0, A_log, dt_bias = arguments = [z[f"{case}/in_{name}"].double().requires_grad_() for name in names]
+    g = softplus_log_decay(f, A_log, dt_bias.view(2, 16))
+    o, S = kda(l2norm(q), l2norm(k), v, g, torch.sigmoid(b), initial_state=h0, backend=backend)
+    ((o * z[f"{case}/in_do"]).sum() + (S * z[f"{case}/in_dht"]).sum()).backward()
+    assert_within(o, z[f"{case}/o"], 2e-6)
+    assert_within(S, z[f"{case}/ht"], 2e-6)
+    for name, x in zip(names, arguments, strict=True):
+        assert_within(x.grad, z[f"{case}/d{name}"], 1e-4)
+
+
+# ---- the equation, in every shape ----
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    B=st.integers(1, 3), T=st.integers(1, 40), H=st.integers(1, 3), K=st.integers(1, 9), V=st.integers(1, 9), seed=st.integers(0, 10**6),
+    low=st.sampled_from([-0.01, -5.0, -60.0]), chunk=st.sampled_from([16, 32]), from_zero=st.booleans(),
+)  # fmt: skip
+def test_every_form_is_the_equation(B, T, H, K, V, seed, low, chunk, from_zero):
+    arguments = inputs(B, T, H, K, V, seed=seed, low=low)
+    start = torch.zeros(B, H, K, V, dtype=torch.float64) if from_zero else torch.randn(B, H, K, V, dtype=torch.float64)
+    arguments.append(start)
+    expected = gradients(lambda *x: equation(*x), arguments)
+    for options in ({"backend": "recurrent"}, {"backend": "chunked", "chunk_size": chunk}):
+        actual = gradients(lambda *x, o=options: kda(*x[:5], initial_state=x[5], **o), arguments)
+        for a, e in zip(actual, expected, strict=True):
+            torch.testing.assert_close(a, e, rtol=1e-10, atol=1e-10)
+
+
+def test_fade_erase_write_by_hand():
+    """One head, two channels: the board holds 8 for key 1; it fades by half, loses a quarter of that, gains a quarter of 10."""
+    S = torch.tensor([[8.0], [5.0]], dtype=torch.float64)
+    k, q = torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([1.0, 1.0], dtype=torch.float64)
+    alpha, beta = torch.tensor([0.5, 1.0], dtype=torch.float64), torch.tensor(0.25, dtype=torch.float64)
+    o, S = kda_step(S, q, k, torch.tensor([10.0], dtype=torch.float64), alpha.log(), beta)
+    assert S.flatten().tolist() == [8 * 0.5 * 0.75 + 0.25 * 10, 5.0]
+    assert o.tolist() == [5.5 + 5.0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_token_and_defaults(backend):
+    q, k, v, g, beta = inputs(B=2, T=1, H=2)
+    o, S = kda(q, k, v, g, beta, backend=backend)
+    torch.testing.assert_close(S, beta[:, 0, :, None, None] * k[:, 0, :, :, None] * v[:, 0, :, None, :])
+    torch.testing.assert_close(o[:, 0], torch.einsum("bhkv,bhk->bhv", S, q[:, 0] * 4**-0.5))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_precision_of_the_results(backend):
+    for dtype, state in ((torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.float32), (torch.float64,) * 2):
+        arguments = inputs(T=20, dtype=dtype)
+        o, S = kda(*arguments, backend=backend)
+        assert (o.dtype, S.dtype) == (dtype, state)
+        wide_o, wide_S = equation(*(x.double() for x in arguments))
+        assert_within(S, wide_S, 1e-12 if dtype == torch.float64 else 2e-6)
+        assert_within(o, wide_o, {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6, torch.float64: 1e-12}[dtype])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strided_inputs_and_nothing_written_to_them(backend):
+    arguments = inputs(B=2, T=18, H=3)
+    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in arguments]
+    start = torch.randn(2, 3, 4, 3, dtype=torch.float64)
+    kept = [x.clone() for x in (*strided, start)]
+    assert not strided[0].is_contiguous()
+    for a, b in zip(kda(*strided, initial_state=start, backend=backend), kda(*arguments, initial_state=start, backend=backend), strict=True):
+        assert torch.equal(a, b)
+    assert all(torch.equal(a, b) for a, b in zip((*strided, start), kept, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("wanted", range(5))
+def test_gradient_of_one_input_only(backend, wanted):
+    arguments = inputs(T=18)
+    arguments[wanted].requires_grad_()
+    kda(*arguments, backend=backend)[0].square().sum().backward()
+    assert arguments[wanted].grad.abs().sum() > 0
+
+
+def test_inference_mode_and_no_grad():
+    arguments = inputs(T=18)
+    with torch.inference_mode():
+        inside = kda(*arguments)
+    with torch.no_grad():
+        assert all(torch.equal(a, b) for a, b in zip(kda(*arguments), inside, strict=True))
+
+
+# ---- extremes ----
+
+
+def assert_chunked_follows(arguments, tolerance):
+    """Chunked float32 results and gradients against the token loop in float64; finite throughout.
+
+    Gradients by g can be tiny here (nothing is left to fade), so none is measured against less than 0.1.
+    """
+    expected = gradients(lambda *x: kda(*x, backend="recurrent"), [x.double() for x in arguments])
+    leaves = [x.float().requires_grad_() for x in arguments]
+    results = kda(*leaves, backend="chunked")
+    draw = torch.Generator().manual_seed(0)
+    cotangents = [torch.randn(x.shape, generator=draw, dtype=torch.float64).float() for x in results]
+    actual = [*results, *torch.autograd.grad(results, leaves, cotangents)]
+    for a, e in zip(actual, expected, strict=True):
+        assert bool(torch.isfinite(a).all())
+        torch.testing.assert_close(a.detach().double(), e, rtol=0, atol=tolerance * max(0.1, float(e.abs().max())))
+
+
+@pytest.mark.parametrize("T", [15, 16, 17, 18, 64, 65, 130])
+def test_strongest_bounded_decay_in_float32(T):
+    q, k, v, _, beta = inputs(T=T, K=16, V=8, dtype=torch.float32)
+    assert_chunked_follows([q, k, v, torch.full_like(q, -5.0), beta], 1e-5)
+
+
+def test_unbounded_decay_in_float32():
+    """The softplus gate reaches -142 and below; a reciprocal of the decay would overflow at once.
+
+    Exponents are differences of sums as large as 1,700, of which float32 keeps 1e-4: hence the tolerance.
+    """
+    q, k, v, _, beta = inputs(T=80, K=16, V=8, dtype=torch.float32)
+    draw = torch.Generator().manual_seed(1)
+    g = -(torch.rand(q.shape, generator=draw) * 12 - 7).exp().clamp_max(150.0)
+    g[:, ::7] = -142.0
+    assert float(g.min()) <= -142 and float(g.max()) > -0.01
+    assert_chunked_follows([q, k, v, g, beta], 2e-4)
+
+
+@pytest.mark.parametrize("low", [0.0, -1e-4, -8.0])
+def test_equal_keys_and_full_writes(low):
+    """The triangular system is as full as it gets: every token erases what the one before it wrote."""
+    q, k, v, g, beta = inputs(T=96, K=16, V=8, dtype=torch.float32)
+    k = k[:, :1].expand_as(k)
+    assert_chunked_follows([q, k, v, torch.full_like(g, low), torch.full_like(beta, 0.999)], 2e-5)
+
+
+def test_full_write_leaves_exactly_the_last_value():
+    q, k, v, g, _ = inputs(T=40)
+    k = k[:, :1].expand_as(k)
+    for backend in BACKENDS:
+        _, S = kda(q, k, v, torch.zeros_like(g), torch.ones(1, 40, 1, dtype=torch.float64), backend=backend)
+        recalled = torch.einsum("bhkv,bhk->bhv", S, k[:, 0])
+        torch.testing.assert_close(recalled, v[:, -1], atol=1e-5, rtol=0)  # l2norm's eps keeps k a little shorter than 1
+
+
+# ---- finite differences ----
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("T, low", [(1, -5.0), (17, -5.0), (17, -30.0)])
+def test_finite_differences(backend, T, low):
+    arguments = [x.requires_grad_() for x in inputs(T=T, K=2, V=3, low=low)]
+    start = torch.randn(1, 1, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda *x: kda(*x[:5], initial_state=x[5], backend=backend), (*arguments, start))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_finite_differences_of_packed_documents(backend):
+    arguments = tuple(x.requires_grad_() for x in inputs(T=6, K=2, V=2))
+    bounds = torch.tensor([0, 1, 4, 6])
+    assert torch.autograd.gradcheck(lambda *x: kda(*x, cu_seqlens=bounds, backend=backend), arguments)
+
+
+def test_second_derivatives():
+    arguments = tuple(x.requires_grad_() for x in inputs(T=3, K=2, V=2))
+    for backend in BACKENDS:
+        assert torch.autograd.gradgradcheck(lambda *x, b=backend: kda(*x, backend=b)[0], arguments)
+
+
+# ---- time: causal, in pieces, document by document ----
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_token_sees_the_future(backend):
+    arguments = inputs(T=40, H=2)
+    o, _ = kda(*arguments, backend=backend)
+    for t in (0, 1, 15, 16, 30, 39):
+        changed = [torch.cat([x[:, :t], y[:, t:]], 1) for x, y in zip(arguments, inputs(T=40, H=2, seed=9), strict=True)]
+        other, _ = kda(*changed, backend=backend)
+        torch.testing.assert_close(other[:, :t], o[:, :t], rtol=0, atol=1e-13)
+        assert (other[:, t] - o[:, t]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_state_continues_at_every_split(backend):
+    arguments = inputs(B=2, T=37, H=2)
+    o, S = kda(*arguments, backend=backend)
+    for t in range(1, 37):
+        first, middle = kda(*(x[:, :t] for x in arguments), backend=backend)
+        second, end = kda(*(x[:, t:] for x in arguments), initial_state=middle, backend=backend)
+        torch.testing.assert_close(torch.cat([first, second], 1), o, rtol=0, atol=1e-13)
+        torch.testing.assert_close(end, S, rtol=0, atol=1e-13)
+
+
+@settings(max_examples=20, deadline=None)
+@given(lengths=st.lists(st.integers(1, 24), min_size=1, max_size=5), seed=st.integers(0, 10**6), backend=st.sampled_from(BACKENDS))
+def test_packed_documents_equal_each_alone(lengths, seed, backend):
+    T, N = sum(lengths), len(lengths)
+    arguments = inputs(T=T, H=2, seed=seed)
+    start = torch.randn(N, 2, 4, 3, dtype=torch.float64)
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    o, S = kda(*arguments, initial_state=start, cu_seqlens=bounds, backend=backend)
+    assert o.shape == (1, T, 2, 3) and S.shape == (N, 2, 4, 3)
+    for n, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        alone, end = kda(*(x[:, a:b] for x in arguments), initial_state=start[n : n + 1], backend="recurrent")
+        torch.testing.assert_close(o[:, a:b], alone, rtol=0, atol=1e-12)
+        torch.testing.assert_close(S[n : n + 1], end, rtol=0, atol=1e-12)
+
+
+def test_segments_compose_as_affine_maps():
+    """K3 report Eq. 17: a segment maps its incoming state to S_zero + M S_in, with M = prod (I - beta k k^T) Diag(alpha)."""
+    K, V, bounds = 4, 3, [0, 7, 20, 33]
+    q, k, v, g, beta = inputs(T=33, K=K, V=V)
+    whole, S_end = kda(q, k, v, g, beta)
+    composed_M, composed_S = torch.eye(K, dtype=torch.float64), torch.zeros(K, V, dtype=torch.float64)
+    for a, b in zip(bounds[:-1], bounds[1:], strict=True):
+        part = [x[:, a:b] for x in (q, k, v, g, beta)]
+        outputs, _ = kda(*part, initial_state=composed_S[None, None])
+        torch.testing.assert_close(outputs, whole[:, a:b], rtol=0, atol=1e-13)
+        _, grown = kda(*part)
+        # the map itself: what the segment makes of the identity when it writes nothing
+        still = [part[0], part[1], torch.zeros(1, b - a, 1, K, dtype=torch.float64), part[3], part[4]]
+        _, M = kda(*still, initial_state=torch.eye(K, dtype=torch.float64)[None, None])
+        composed_M, composed_S = M[0, 0] @ composed_M, grown[0, 0] + M[0, 0] @ composed_S
+    torch.testing.assert_close(composed_S, S_end[0, 0], rtol=0, atol=1e-13)
+    start = torch.randn(1, 1, K, V, dtype=torch.float64)
+    torch.testing.assert_close(composed_S + composed_M @ start[0, 0], kda(q, k, v, g, beta, initial_state=start)[1][0, 0], rtol=0, atol=1e-13)
+
+
+def test_position_is_readable_from_the_decay():
+    """No positions anywhere: one write, then a constant fade, and the output's size counts the steps since."""
+    T = 12
+    ones = torch.ones(1, T, 1, 1, dtype=torch.float64)
+    beta = torch.zeros(1, T, 1, dtype=torch.float64)
+    beta[:, 0] = 1
+    o, _ = kda(ones, ones, ones, -0.25 * ones, beta)
+    torch.testing.assert_close(-o.flatten().log() / 0.25, torch.arange(T, dtype=torch.float64))
+
+
+# ---- wrong input ----
+
+GOOD = dict(zip(NAMES, inputs(B=2, T=5, H=2), strict=True))
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("changes, error, words", [
+    ({"q": GOOD["q"][0]}, ValueError, "q must be [B, T, H, K]"),
+    ({"q": GOOD["q"][:, :0]}, ValueError, "q must be [B, T, H, K] with B, T, H, K >= 1, got shape (2, 0, 2, 4)"),
+    ({name: x[:0] for name, x in GOOD.items()}, ValueError, "got shape (0, 5, 2, 4)"),
+    ({"k": GOOD["k"][:, :4]}, ValueError, "k must have shape (2, 5, 2, 4) to match q (2, 5, 2, 4), got (2, 4, 2, 4)"),
+    ({"v": GOOD["v"][:, :, :1]}, ValueError, "v must be [B, T, H, V] = (2, 5, 2, V)"),
+    ({"g": GOOD["g"][..., 0]}, ValueError, "g must have shape (2, 5, 2, 4) to match q (2, 5, 2, 4), got (2, 5, 2)"),
+    ({"beta": GOOD["g"]}, ValueError, "beta must have shape (2, 5, 2)"),
+    ({"q": GOOD["q"].long()}, TypeError, "q must be a floating-point tensor, got torch.int64"),
+    ({"beta": 0.5}, TypeError, "beta must be a floating-point tensor, got float"),
+    ({"k": GOOD["k"].to("meta")}, ValueError, "k is on meta, q on cpu"),
+    ({"g": -GOOD["g"]}, ValueError, "g must be a log-decay <= 0"),
+    ({"g": GOOD["g"] * torch.nan}, ValueError, "g must be a log-decay <= 0, got nan"),
+    ({"beta": GOOD["beta"] + 1}, ValueError, "beta must lie in [0, 1]"),
+    ({"beta": -GOOD["beta"]}, ValueError, "beta must lie in [0, 1]"),
+    ({"initial_state": torch.zeros(2, 2, 3, 4)}, ValueError, "initial_state must have shape (2, 2, 4, 3)"),
+    ({"initial_state": torch.zeros(2, 2, 4, 3).long()}, TypeError, "initial_state must be a floating-point tensor, got torch.int64"),
+    ({"initial_state": 0}, TypeError, "initial_state must be a floating-point tensor, got int"),
+    ({"cu_seqlens": torch.tensor([0, 5])}, ValueError, "cu_seqlens needs one packed row (B = 1), got B = 2"),
+    ({"backend": "fast"}, ValueError, "backend must be one of"),
+    ({"chunk_size": 24}, ValueError, "chunk_size must be a positive multiple of 16, got 24"),
+    ({"chunk_size": 0}, ValueError, "chunk_size must be a positive multiple of 16, got 0"),
+])  # fmt: skip
+def test_wrong_arguments(changes, error, words):
+    with pytest.raises(error) as caught:
+        kda(**{**GOOD, **changes})
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("bounds, error, words", [
+    ([0, 5], TypeError, "cu_seqlens must be a 1-D integer tensor of at least 2 boundaries, got list"),
+    (torch.tensor([0.0, 5.0]), TypeError, "cu_seqlens must be a 1-D integer tensor"),
+    (torch.tensor([[0, 5]]), ValueError, "cu_seqlens must be a 1-D integer tensor"),
+    (torch.tensor([0]), ValueError, "at least 2 boundaries, got [0]"),
+    (torch.tensor([0, 4]), ValueError, "cu_seqlens must rise from 0 to T = 5, got [0, 4]"),
+    (torch.tensor([1, 5]), ValueError, "cu_seqlens must rise from 0 to T = 5, got [1, 5]"),
+    (torch.tensor([0, 3, 3, 5]), ValueError, "cu_seqlens must rise from 0 to T = 5, got [0, 3, 3, 5]"),
+    (torch.tensor([0, 4, 3, 5]), ValueError, "cu_seqlens must rise from 0 to T = 5, got [0, 4, 3, 5]"),
+])  # fmt: skip
+def test_wrong_document_bounds(bounds, error, words):
+    with pytest.raises(error) as caught:
+        kda(*inputs(), cu_seqlens=bounds)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.bad_input
+def test_bounded_gate_needs_no_more_than_its_bound():
+    """The extremes of the bounded gate, saturated in float32, are still legal log-decays."""
+    f = torch.tensor([-1e9, -20.0, 0.0, 20.0, 1e9]).view(1, 5, 1, 1)
+    g = bounded_log_decay(f, torch.zeros(1), torch.zeros(1, 1))
+    ones = torch.ones(1, 5, 1, 1)
+    assert bool(torch.isfinite(kda(ones, ones, ones, g, torch.ones(1, 5, 1))[0]).all())
