@@ -31,6 +31,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 PROJECTS = ("Falcon", "Harbor", "Juniper", "Comet", "Meadow", "Quartz", "Willow", "Summit", "Lantern", "Orchid", "Tundra", "Beacon")
 BLANK = "___"
+SENTENCE, ASKED = 26, 12  # no sentence is longer, no question is longer, in tokens
 
 # In a template [p] marks the noun that a project's name goes with and {v} the value; {old} is a value that is *not* the answer.
 OPENING = "The {client} planning meeting [p] is {day} , in room {room} , with {attendees} people attending ."
@@ -188,9 +189,11 @@ def write_note(
         reveal: how often the answer of a question *inside* the note stands in the text instead of the blank.
         final_questions: blank questions at the end, about facts drawn at random (each at most once).
     """
+    room_for_end = ASKED * final_questions
+    if length < SENTENCE + room_for_end:
+        raise ValueError(f"length must be at least {SENTENCE} + {ASKED} * final_questions = {SENTENCE + room_for_end}, got {length}")
     w = NoteWriter(rng, projects)
     note = w.note
-    room_for_end = 12 * final_questions
     facts = []
     for project in w.projects:
         if rng.random() < 0.5:
@@ -200,8 +203,8 @@ def write_note(
     rng.shuffle(facts)
     if rng.random() < 0.5:  # often only some facts are known
         facts = facts[: rng.randint(1, len(facts))]
-    while len(note.ids) + 26 + room_for_end <= length or not note.facts:  # no sentence with its project is longer than 26 tokens
-        roll = rng.random()
+    while (left := length - room_for_end - len(note.ids)) >= SENTENCE:
+        roll = rng.random() if note.facts or left >= 2 * SENTENCE else 1.0  # the last chance is for a fact
         if roll < chat:
             w.filler()
         elif roll < chat + (1 - chat) * ask and note.facts:
