@@ -50,8 +50,8 @@ def memory_picture(story: MemoryStory, scale: str, theme: Theme, *, title: bool 
             "customdata": said, "hovertemplate": "%{customdata}<extra></extra>",
         })  # fmt: skip
     notes += large.names([(c.label, c.bytes[-1], MIXER_COLORS[c.mixer]) for c in story.published], theme)
-    notes += [_heading("Measured on small models: dots are cache.nbytes, lines the formula", LEFT, theme),
-              _heading(f"Published sizes, by the formula, in {story.dtype}", RIGHT, theme)]  # fmt: skip
+    notes += [_heading("Measured (dots) and the formula (lines)", LEFT, theme),
+              _heading(f"Published sizes, {story.dtype}, by the formula", RIGHT, theme)]  # fmt: skip
     out = layout(theme, height=500, margin={"l": 70, "r": 200, "t": 110 if title else 50, "b": 60}, annotations=notes)
     if title:
         text = f"{_wrapped(story.measured_sentence)}<br>{_wrapped(story.sentence)}"
@@ -105,4 +105,4 @@ def _heading(text: str, domain: tuple[float, float], theme: Theme) -> dict[str, 
 
 
 def _wrapped(sentence: str) -> str:
-    return "<br>".join(textwrap.wrap(sentence, 150))
+    return "<br>".join(textwrap.wrap(sentence, 118))

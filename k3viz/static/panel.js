@@ -74,7 +74,10 @@ const BUILD = {
   text(c, change) {
     const id = newId();
     const input = element("input", { type: "text", id });
-    input.addEventListener("change", () => change(input.value));
+    let sent = c.value;
+    const send = () => { if (input.value !== sent) change((sent = input.value)); };
+    input.addEventListener("change", send);
+    input.addEventListener("keydown", (event) => { if (event.key === "Enter") send(); });
     const show = (v) => { if (input !== document.activeElement) input.value = v; };
     return { node: element("div", { className: "k3viz-control k3viz-wide" }, element("label", { htmlFor: id, textContent: c.label }), input), show };
   },

@@ -258,7 +258,7 @@ def _writes(facts: Sequence[tuple[str, str]], update: tuple[str, str]) -> tuple[
 def _pair(name: str, pair: tuple[str, str]) -> tuple[str, str]:
     ok = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(x, str) and x.strip() for x in pair)
     if not ok:
-        raise ValueError(f"{name}: a note is a (row, word) pair of two texts, got {pair!r}")
+        raise ValueError(f"{name}: a note is a (row, word) pair of two texts that are not empty, got {pair!r}")
     return pair[0], pair[1]
 
 
