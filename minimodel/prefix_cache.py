@@ -17,6 +17,7 @@ from torch import Tensor
 
 from minimodel.cache import HybridCache, Rows
 
+Tokens = Int[Tensor, "1 T"] | Int[Tensor, " T"] | Sequence[int]  # one prompt
 Entry = dict[int, dict[str, Tensor]]  # layer -> tensors
 
 
@@ -40,7 +41,7 @@ class PrefixCache:
         self.nbytes = 0
         self.hits = self.misses = 0
 
-    def lookup(self, ids: Int[Tensor, "1 T"] | Sequence[int]) -> tuple[HybridCache, int]:
+    def lookup(self, ids: Tokens) -> tuple[HybridCache, int]:
         """A fresh cache that has read the longest stored prefix of ``ids``, and that prefix's length.
 
         At least one token is always left to read, since the next token's logits need it.
@@ -72,7 +73,7 @@ class PrefixCache:
         cache.seen = tokens
         return cache, tokens
 
-    def insert(self, ids: Int[Tensor, "1 T"] | Sequence[int], cache: HybridCache) -> None:
+    def insert(self, ids: Tokens, cache: HybridCache) -> None:
         """Store what ``cache``, which has read exactly ``ids``, knows: every whole block, and a checkpoint if it stands at a block end.
 
         Stop at block ends where a later prompt may branch off (:meth:`read` does): between them there is nothing to resume from.
@@ -100,7 +101,7 @@ class PrefixCache:
         self._evict()
 
     @torch.no_grad()
-    def read(self, ids: Int[Tensor, "1 T"] | Sequence[int]) -> tuple[Float[Tensor, "1 vocab"], HybridCache, int]:
+    def read(self, ids: Tokens) -> tuple[Float[Tensor, "1 vocab"], HybridCache, int]:
         """Read a prompt through the prefix cache and leave a checkpoint at its last block end.
 
         Returns: logits after the last token, the cache that has read all of ``ids``, and the number of tokens that were not read again.
@@ -140,7 +141,7 @@ class PrefixCache:
             _, entry = self._entries.popitem(last=False)
             self.nbytes -= _nbytes(entry)
 
-    def _row(self, ids: Tensor | Sequence[int]) -> Tensor:
+    def _row(self, ids: Tensor | Sequence[int]) -> Int[Tensor, " T"]:
         ids = torch.as_tensor(ids)
         ids = ids[0] if ids.dim() == 2 and ids.shape[0] == 1 else ids
         if ids.dim() != 1 or len(ids) == 0 or ids.is_floating_point():
