@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["format_bytes", "format_count", "format_number", "format_probability"]
+
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 

@@ -24,6 +24,8 @@ from minimodel.muon import PerHeadMuon
 from minimodel.tasks import meeting
 from minimodel.tensor_files import load_safetensors, save_safetensors
 
+__all__ = ["Recipe", "train", "train_meeting"]
+
 Batch = Callable[[int], tuple[Tensor, Tensor]]
 
 

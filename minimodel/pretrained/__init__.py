@@ -7,6 +7,8 @@ from pathlib import Path
 from minimodel.io import from_pretrained
 from minimodel.model import K3ForCausalLM
 
+__all__ = ["load_pretrained"]
+
 FOLDER = Path(__file__).parent
 
 

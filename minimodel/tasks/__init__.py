@@ -1,1 +1,3 @@
 """Seeded generators of small tasks with exact answers."""
+
+__all__ = ["meeting"]
