@@ -10,11 +10,13 @@ from torch import Tensor
 
 from minimodel.cache import HybridCache
 
+Prompt = Int[Tensor, "_"] | Sequence[int]
+
 
 @torch.no_grad()
 def generate(
     model,
-    input_ids: Int[Tensor, "B T"] | Sequence[Sequence[int]],
+    input_ids: Int[Tensor, "B T"] | Sequence[Prompt],
     *,
     max_new_tokens: int,
     temperature: float = 0.0,
@@ -24,7 +26,7 @@ def generate(
     seed: int | None = None,
     stream: bool = False,
     cache: HybridCache | None = None,
-) -> Int[Tensor, "B N"] | list[Tensor] | Iterator[Int[Tensor, "B"]]:
+) -> Int[Tensor, "B total"] | list[Tensor] | Iterator[Int[Tensor, "B"]]:
     """Continue every prompt.
 
     Args:
@@ -102,7 +104,7 @@ def pick(
     return order.gather(-1, torch.multinomial(ranked, 1, generator=generator)).squeeze(-1)
 
 
-def _left_pad(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor | None]:
+def _left_pad(prompts: Sequence[Prompt], pad: int) -> tuple[Tensor, Tensor | None]:
     if len(prompts) == 0 or any(len(p) == 0 for p in prompts):
         raise ValueError(f"input_ids must hold at least one prompt and no empty one, got lengths {[len(p) for p in prompts]}")
     longest = max(len(p) for p in prompts)
