@@ -38,6 +38,7 @@ from manim import (
     Text,
     VGroup,
     config,
+    tempconfig,
 )
 
 from k3viz.theme import FONT, LIGHT, ROLES, diverging, format_number, text_on
@@ -60,7 +61,8 @@ class Label(Text):
     """One line of text that knows where its capitals stand, so that labels side by side share a baseline."""
 
     def __init__(self, words: str, *, size: float = BODY, color: str = THEME.ink, bold: bool = False):
-        super().__init__(words + "H", font=installed_font(), font_size=size, color=color, weight=BOLD if bold else NORMAL)
+        with tempconfig({"pixel_width": 3840}):  # Pango wraps at the picture's width in pixels: a small picture would break lines
+            super().__init__(words + "H", font=installed_font(), font_size=size, color=color, weight=BOLD if bold else NORMAL)
         capital = self[-1]
         self.remove(capital)
         self.text = self.original_text = words
@@ -90,6 +92,9 @@ class Change(Animation):
     def __init__(self, mobject: Mobject, update: Callable[[float], None], done: Callable[[], None] = lambda: None, *, run_time: float = 1.0):
         super().__init__(mobject, run_time=run_time)
         self.update, self.done = update, done
+
+    def create_starting_mobject(self) -> Mobject:
+        return self.mobject  # manim would copy it, glyph by glyph, to interpolate from; ``update`` needs no copy
 
     def interpolate_mobject(self, alpha: float) -> None:
         self.update(self.rate_func(alpha))

@@ -54,7 +54,10 @@ class KDAWhiteboard(StageScene):
         story = self.story or story_from_environment()
         *facts, update = story.writes
         before, faded, erased, written = range(len(story.frames) - 4, len(story.frames))
-        rows, alpha, beta = COUNT[len(story.rows)], format_number(story.alpha), format_number(story.beta)
+        alpha, beta = format_number(story.alpha), format_number(story.beta)
+        strongest = max(1.0, *(abs(frame.additive_board).max() for frame in story.frames))
+        board = Board(story.rows, story.words, left=-SAFE[0], right=SPLIT, top=TOP, bottom=BOTTOM, limit=strongest)
+        rows = COUNT[len(story.rows)]  # the board has no room for more
 
         def says(frame: int, additive: bool = False) -> dict[str, list[tuple[str, float]]]:
             return {row: story.says(row, frame, additive) for row in story.rows}
@@ -66,9 +69,7 @@ class KDAWhiteboard(StageScene):
         self.ask(update.text, f"A board with {rows} rows: must it grow?")
 
         self.next_section("notes")
-        strongest = max(1.0, *(abs(frame.additive_board).max() for frame in story.frames))
         ink = max(abs(frame.state).max() for frame in story.frames)
-        board = Board(story.rows, story.words, left=-SAFE[0], right=SPLIT, top=TOP, bottom=BOTTOM, limit=strongest)
         state = HeatMap(story.frames[0].state, limit=ink, left=RIGHT, top=TOP, size=TOP - BOTTOM)
         title, state_title = VGroup(self.title("What each row says, and how strongly", -SAFE[0])), self.title("State: {} × {} numbers".format(*state.matrix.shape), RIGHT)
         colors, ends = legend(((ROLES["key"], "key"), (ROLES["value"], "value")), x=3.65, y=SAFE[1] - 0.28), state.legend()

@@ -21,7 +21,7 @@ class Seen:
     size: float
 
 
-def watch(scene: type[Scene], media: Path, *, frame_rate: int = 3) -> tuple[Scene, list[list[Seen]]]:
+def watch(scene: type[Scene], media: Path, *, frame_rate: int = 2) -> tuple[Scene, list[list[Seen]]]:
     """The played scene and, for each frame, the texts that are visible in it."""
     frames: list[list[Seen]] = []
 
@@ -34,7 +34,8 @@ def watch(scene: type[Scene], media: Path, *, frame_rate: int = 3) -> tuple[Scen
             super().play(*args, **kwargs)
             frames.append(seen(self))
 
-    with tempconfig({"dry_run": True, "frame_rate": frame_rate, "pixel_width": 192, "pixel_height": 108, "media_dir": str(media)}):
+    settings = {"dry_run": True, "frame_rate": frame_rate, "pixel_width": 192, "pixel_height": 108, "media_dir": str(media), "progress_bar": "none"}
+    with tempconfig(settings):
         played = Watched()
         played.render()
     return played, frames
