@@ -13,7 +13,7 @@ def test_run_all_then_a_slider_changes_the_figure(chromium):
     with open_lab(NOTEBOOK, chromium=chromium) as lab:
         lab.run_all()
         assert lab.errors() == []
-        panel = lab.cell("whiteboard_panel")
+        panel = lab.cell("whiteboard_panel()")
         figure = panel.locator(".js-plotly-plot")
         figure.wait_for()
         before, after = lab.press(lab.sliders(panel).first, "ArrowLeft", figure)
