@@ -33,6 +33,8 @@ class Rows:
     def append(self, rows: Float[Tensor, "B T ..."]) -> Float[Tensor, "B N ..."]:
         """Add rows along the time axis; returns a view of everything kept *before* the window drops its oldest rows."""
         T = rows.shape[1]
+        if self._storage is not None and self._storage.dtype != rows.dtype:
+            raise ValueError(f"rows held are {self._storage.dtype}, new ones {rows.dtype}: a cache serves one precision, start a new one")
         live = self._end - self._start
         if self._storage is None or self._end + T > self._storage.shape[1]:
             # a window never needs more than twice its live rows; without one, doubling keeps the copies linear
@@ -87,7 +89,7 @@ class FixedState:
 
     @property
     def reserved_nbytes(self) -> int:
-        return sum(x.nbytes for x in self.tensors().values())
+        return sum(x.untyped_storage().nbytes() for x in self.tensors().values())
 
 
 @dataclass(frozen=True)

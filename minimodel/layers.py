@@ -65,6 +65,8 @@ def short_conv(
     W, T = weight.shape[-1], x.shape[1]
     if tail is None:
         tail = x.new_zeros(x.shape[0], W - 1, x.shape[2])
+    if tail.dtype != x.dtype:
+        raise ValueError(f"tail holds {tail.dtype}, x is {x.dtype}: a cache serves one precision, start a new one")
     padded = torch.cat([tail, x], 1)
     taps = weight.to(x.dtype).unsqueeze(1)
     if cu_seqlens is None:

@@ -127,12 +127,12 @@ class K3ForCausalLM(Traced):
     def __init__(self, config: K3Config, *, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.model = K3Model(config)
-        self.lm_head = linear(config.hidden_size, config.vocab_size)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
-        if self.lm_head.weight.device.type != "meta":
-            with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay where they are
+            self.model = K3Model(config)
+            self.lm_head = linear(config.hidden_size, config.vocab_size)
+            if config.tie_word_embeddings:
+                self.lm_head.weight = self.model.embed_tokens.weight
+            if self.lm_head.weight.device.type != "meta":
                 torch.manual_seed(seed)
                 self.reset_parameters()
 
@@ -210,13 +210,15 @@ class K3ForCausalLM(Traced):
             raise ValueError(
                 f"input_ids must lie in 0..{self.config.vocab_size - 1} (vocab_size), got {int(input_ids.min())}..{int(input_ids.max())}"
             )
-        if labels is not None and labels.shape != input_ids.shape:
-            raise ValueError(f"labels must have input_ids' shape {tuple(input_ids.shape)}, got {tuple(labels.shape)}")
+        if labels is not None:
+            self._check_labels(input_ids, labels)
         if cache is not None:
             cache.check(self.config, input_ids.shape[0])
             if cu_seqlens is not None:
                 raise ValueError("cu_seqlens packs documents for training; it cannot be combined with a cache")
         if attention_mask is not None:
+            if not isinstance(attention_mask, Tensor):
+                raise TypeError(f"attention_mask must be a tensor, got {type(attention_mask).__name__}")
             if attention_mask.shape != input_ids.shape:
                 raise ValueError(f"attention_mask must have input_ids' shape {tuple(input_ids.shape)}, got {tuple(attention_mask.shape)}")
             on = attention_mask != 0
@@ -228,3 +230,19 @@ class K3ForCausalLM(Traced):
                 raise ValueError(f"attention_mask with padding is for a cache's first call; this cache has seen {cache.seen} tokens")
         if cu_seqlens is not None:
             check_cu_seqlens(cu_seqlens, *input_ids.shape)
+
+    def _check_labels(self, input_ids: Tensor, labels: Tensor) -> None:
+        if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
+            raise TypeError(f"labels must be an integer tensor, got {getattr(labels, 'dtype', type(labels).__name__)}")
+        if labels.shape != input_ids.shape:
+            raise ValueError(f"labels must have input_ids' shape {tuple(input_ids.shape)}, got {tuple(labels.shape)}")
+        if labels.device.type == "meta":
+            return
+        asked = labels[:, 1:]
+        asked = asked[asked != -100]
+        if asked.numel() == 0:
+            raise ValueError("labels hold nothing to learn: after the first token every label is -100")
+        if int(asked.min()) < 0 or int(asked.max()) >= self.config.vocab_size:
+            raise ValueError(
+                f"labels must be -100 or lie in 0..{self.config.vocab_size - 1} (vocab_size), got {int(asked.min())}..{int(asked.max())}"
+            )
