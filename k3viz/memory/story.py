@@ -72,9 +72,8 @@ class MemoryStory:
         if not self.published:
             return "Choose at least one published model."
         ends = sorted(self.published, key=lambda c: c.bytes[-1])
-        said = f"At {format_count(self.context)} tokens one conversation keeps " + ", ".join(
-            f"{format_bytes(c.bytes[-1])} in {c.label}" for c in ends
-        )
+        sizes = ", ".join(f"{c.label} {format_bytes(c.bytes[-1])}" for c in ends)
+        said = f"At {format_count(self.context)} tokens one conversation takes: {sizes}"
         if self.break_even is not None:
             said += f"; below {format_count(self.break_even)} tokens K3's fixed state makes it larger than all-MLA"
         return said + "."
@@ -84,10 +83,10 @@ class MemoryStory:
         """The measured curves at their end, and how far the closed form is off, in one sentence."""
         if not self.measured:
             return "Choose at least one small model."
-        said = ", ".join(f"{format_bytes(c.measured[-1])} with {c.label}" for c in self.measured)
+        said = ", ".join(f"{c.label} {format_bytes(c.measured[-1])}" for c in self.measured)
         off = max(abs(m - f) for c in self.measured for m, f in zip(c.measured, c.formula, strict=True))
         tokens = format_count(self.measured[0].tokens[-1])
-        return f"After {tokens} tokens the small models keep {said}; the formula is off by {off} bytes at most."
+        return f"After {tokens} tokens the small models hold: {said}; the formula is off by {off} bytes at most."
 
 
 def memory_story(

@@ -142,7 +142,7 @@ def learned_story(*, model: K3ForCausalLM, text: str | None = None, head: tuple[
     return LearnedWhiteboard(
         text=text, tokens=tuple(meeting.VOCABULARY[i] for i in ids), head=chosen, heads=heads, q=q.numpy(), k=k.numpy(), v=v.numpy(),
         alpha=alpha.numpy(), beta=beta.numpy(), states=states.numpy(), additive=_additive_states(k, v, alpha, beta).numpy(),
-        words={slot: meeting.SLOTS[slot] for slot in slots}, answers={slot: _answers(reader, ids, slot) for slot in slots},
+        words={slot: meeting.SLOTS[slot] for slot in slots}, answers=_answers(reader, ids, slots),
     )  # fmt: skip
 
 
@@ -172,15 +172,25 @@ def _slots_in(ids: list[int]) -> tuple[str, ...]:
     return tuple(slot for slot, words in meeting.SLOTS.items() if said & set(words)) or ("day",)
 
 
-def _answers(reader: K3ForCausalLM, ids: list[int], slot: str) -> np.ndarray:
-    """[T+1, words]: probabilities for the blank of the slot's question, asked after every prefix of the text, all in one batch."""
+def _answers(reader: K3ForCausalLM, ids: list[int], slots: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Slot -> [T+1, words]: probabilities for the blank of each slot's question, asked after every prefix of the text.
+
+    One row a slot. The text is read once; after each word the questions are asked from there, and the cache is put back.
+    """
     project = next((w for i in ids if (w := meeting.VOCABULARY[i]) in meeting.PROJECTS), None)
-    asked = meeting.encode(meeting.question(slot, project))
-    rows = torch.zeros(len(ids) + 1, len(ids) + len(asked), dtype=torch.long)  # padded on the right: a causal model can't see it
-    for t in range(len(ids) + 1):
-        rows[t, : t + len(asked)] = torch.tensor(ids[:t] + asked)
-    last = torch.arange(len(ids) + 1) + len(asked) - 1
+    asked = [meeting.encode(meeting.question(slot, project)) for slot in slots]
+    words = [[meeting.encode(word)[0] for word in meeting.SLOTS[slot]] for slot in slots]
+    questions = torch.zeros(len(slots), max(map(len, asked)), dtype=torch.long)  # shorter ones padded on the right, read no further
+    for row, question in zip(questions, asked, strict=True):
+        row[: len(question)] = torch.tensor(question)
+    cache, answers = reader.new_cache(len(slots)), {slot: [] for slot in slots}
     with torch.no_grad():
-        logits = reader(rows).logits[torch.arange(len(rows)), last]
-    words = [meeting.encode(word)[0] for word in meeting.SLOTS[slot]]
-    return logits.softmax(-1)[:, words].numpy()
+        for t in range(len(ids) + 1):
+            if t:
+                reader(torch.full((len(slots), 1), ids[t - 1]), cache=cache)
+            here = cache.snapshot()
+            p = reader(questions, cache=cache).logits.softmax(-1)
+            cache.restore(here)
+            for i, slot in enumerate(slots):
+                answers[slot].append(p[i, len(asked[i]) - 1, words[i]].numpy())
+    return {slot: np.stack(rows) for slot, rows in answers.items()}

@@ -26,7 +26,7 @@ from k3viz.whiteboard.parts_figure import (
 
 LEGEND = {"write": "its answer now", "erase": "another word of the text", "leak": "words it never read"}
 SHOWN = 4  # words a row; the other probabilities are summed up as one last segment
-REACH = (0.0, 1.4)  # probabilities end at 1; the rest is room for words too small to write inside
+REACH = (0.0, 1.5)  # probabilities end at 1; the rest is room for words too small to write inside
 
 
 def learned_labels(story: LearnedWhiteboard) -> list[str]:
@@ -40,7 +40,7 @@ def learned_picture(story: LearnedWhiteboard, index: int, theme: Theme, *, title
     frame = story.frame(index)
     layer, head = story.head
     place = f"layer {layer + 1}, head {head + 1}"
-    upper = ("What the model answers if asked now", f"This head ({place}): bars β, dots mean α")
+    upper = ("What the model answers if asked now", f"This head ({place}): bars: β, diamonds: mean α")
     notes = headings(upper, (f"Its state, {place}", "The same writes without the erase"), theme)
     notes += [legend(LEGEND, theme), *equation(frame.phase, theme)]
     rows = {slot: _cells(story, pairs) for slot, pairs in frame.board.items()}
