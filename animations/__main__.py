@@ -27,9 +27,10 @@ def scenes() -> dict[str, type]:
 
     found = {}
     for name in sorted(module.name for module in pkgutil.iter_modules(animations.__path__) if not module.name.startswith("_")):
-        for scene in vars(import_module(f"animations.{name}")).values():
-            if isinstance(scene, type) and issubclass(scene, StageScene) and scene.__module__ == f"animations.{name}" and scene is not StageScene:
-                found[scene.__name__] = scene
+        module = import_module(f"animations.{name}")
+        for thing in vars(module).values():
+            if isinstance(thing, type) and issubclass(thing, StageScene) and thing.__module__ == module.__name__ != StageScene.__module__:
+                found[thing.__name__] = thing
     return found
 
 

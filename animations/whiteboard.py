@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # manim runs this 
 
 from manim import FadeIn, FadeOut, VGroup
 
-from animations.stage import SAFE, SMALL, Board, Formula, HeatMap, Label, StageScene, legend, swap
+from animations.board import Board, HeatMap
+from animations.stage import SAFE, SMALL, Formula, Label, StageScene, legend, swap
 from k3viz import whiteboard_story
 from k3viz.theme import ROLES, format_number
 
@@ -71,10 +72,12 @@ class KDAWhiteboard(StageScene):
         self.next_section("notes")
         ink = max(abs(frame.state).max() for frame in story.frames)
         state = HeatMap(story.frames[0].state, limit=ink, left=RIGHT, top=TOP, size=TOP - BOTTOM)
-        title, state_title = VGroup(self.title("What each row says, and how strongly", -SAFE[0])), self.title("State: {} × {} numbers".format(*state.matrix.shape), RIGHT)
-        colors, ends = legend(((ROLES["key"], "key"), (ROLES["value"], "value")), x=3.65, y=SAFE[1] - 0.28), state.legend()
+        title = VGroup(self.title("What each row says, and how strongly", -SAFE[0]))
+        state_title = self.title("State: {} × {} numbers".format(*state.matrix.shape), RIGHT)
+        roles, ends = legend(((ROLES["key"], "key"), (ROLES["value"], "value")), x=3.65, y=SAFE[1] - 0.28), state.legend()
         source = self.cite("Computed with hand-chosen keys, values, α, β. Equation: K3 report, Eq. 1")
-        self.play(FadeIn(board, state, colors, ends, title, state_title, source), self.say("Each note fills one row of the board: a band of the state."))
+        opening = self.say("Each note fills one row of the board: a band of the state.")
+        self.play(FadeIn(board, state, roles, ends, title, state_title, source), opening)
         for step, note in enumerate(facts):
             self.play(read(note))
             self.play(board.show(says(3 * step + 3)), state.show(story.frames[3 * step + 3].state), run_time=1.2)

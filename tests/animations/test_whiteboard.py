@@ -16,7 +16,8 @@ from animations import missing
 if line := missing():
     pytest.skip(line, allow_module_level=True)
 
-from animations.stage import SMALL, Board
+from animations.board import Board
+from animations.stage import SMALL
 from animations.whiteboard import KDAWhiteboard, story_from_environment
 from k3viz import whiteboard_story
 from k3viz.theme import format_number
@@ -115,7 +116,8 @@ def test_manim_writes_the_film(tmp_path):
     """The command of the README, as a user runs it; then the film's length, size and pictures."""
     import av
 
-    command = [sys.executable, "-m", "manim", "-ql", "--progress_bar", "none", "--media_dir", str(tmp_path), "animations/whiteboard.py", "KDAWhiteboard"]
+    options = ["-ql", "--progress_bar", "none", "--media_dir", str(tmp_path)]
+    command = [sys.executable, "-m", "manim", *options, "animations/whiteboard.py", "KDAWhiteboard"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     film = tmp_path / "videos" / "whiteboard" / "480p15" / "KDAWhiteboard.mp4"

@@ -34,8 +34,8 @@ def watch(scene: type[Scene], media: Path, *, frame_rate: int = 2) -> tuple[Scen
             super().play(*args, **kwargs)
             frames.append(seen(self))
 
-    settings = {"dry_run": True, "frame_rate": frame_rate, "pixel_width": 192, "pixel_height": 108, "media_dir": str(media), "progress_bar": "none"}
-    with tempconfig(settings):
+    small = {"frame_rate": frame_rate, "pixel_width": 192, "pixel_height": 108}
+    with tempconfig(small | {"dry_run": True, "media_dir": str(media), "progress_bar": "none"}):
         played = Watched()
         played.render()
     return played, frames
