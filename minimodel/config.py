@@ -8,6 +8,7 @@ The released file nests the linear-attention settings under ``linear_attn_config
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -36,14 +37,18 @@ class LinearAttnConfig:
     gate_lower_bound: float | None = -5.0  # None: Kimi Linear's unbounded softplus gate
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kda_layers", tuple(self.kda_layers))
-        object.__setattr__(self, "full_attn_layers", tuple(self.full_attn_layers))
+        for name in ("kda_layers", "full_attn_layers"):
+            layers = getattr(self, name)
+            if not isinstance(layers, (list, tuple)) or any(type(i) is not int for i in layers):
+                raise ValueError(f"linear_attn_config.{name} must be a list of layer numbers, got {layers!r}")
+            object.__setattr__(self, name, tuple(layers))
         for name in ("num_heads", "head_dim", "short_conv_kernel_size"):
             _positive(f"linear_attn_config.{name}", getattr(self, name))
+        _true_or_false("linear_attn_config.use_full_rank_gate", self.use_full_rank_gate)
         low = self.gate_lower_bound
-        if low is not None and not -5.0 <= low < 0.0:
+        if low is not None and not (isinstance(low, (int, float)) and -5.0 <= low < 0.0):
             raise ValueError(
-                f"linear_attn_config.gate_lower_bound must lie in [-5, 0) or be None (softplus gate), got {low}: below -5 a "
+                f"linear_attn_config.gate_lower_bound must lie in [-5, 0) or be None (softplus gate), got {low!r}: below -5 a "
                 "16-token tile leaves float32's range"
             )
 
@@ -98,7 +103,7 @@ class K3Config:
     sliding_window: int = 32  # window slots: a token reads itself and the window-1 tokens before it
 
     def __post_init__(self) -> None:
-        if isinstance(self.linear_attn_config, dict):
+        if not isinstance(self.linear_attn_config, LinearAttnConfig):
             object.__setattr__(self, "linear_attn_config", _linear_attn_from(self.linear_attn_config))
         _validate(self)
 
@@ -191,25 +196,34 @@ class K3Config:
         Keys that say nothing about this model's mathematics are ignored; a value that this model cannot honor raises
         ``ValueError`` with the key and the value.
         """
-        if not isinstance(source, dict):
+        if isinstance(source, (str, Path)):
             path = Path(source)
             path = path / "config.json" if path.is_dir() else path
             try:
                 source = json.loads(path.read_text())
             except FileNotFoundError:
                 raise ValueError(f"source: no config file at {path}") from None
-            except json.JSONDecodeError as error:
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 raise ValueError(f"source: {path} is not JSON ({error})") from None
+            if not isinstance(source, dict):
+                raise ValueError(f"source must hold a dict of config keys, got {type(source).__name__} in {path}")
+        if not isinstance(source, dict):
+            raise TypeError(f"source must be a dict or a path, got {type(source).__name__}")
         hf = source.get("text_config", source)
+        if not isinstance(hf, dict):
+            raise ValueError(f"source: text_config must be a dict, got {type(hf).__name__}")
         _refuse_unsupported(hf)
         known = {f.name for f in fields(cls)} - {"linear_attn_config"}
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "linear_attn_config"):
             if name not in hf:
                 raise ValueError(f"source: config has no {name!r}")
         values = {name: hf[name] for name in known & hf.keys()}
-        values.setdefault("attn_res_block_size", None)
-        values.setdefault("hidden_act", "silu")
-        return cls(linear_attn_config=_linear_attn_from(hf["linear_attn_config"]), **values)
+        # a key that K3 added is absent from older files, and means the old behavior
+        older = {"attn_res_block_size": None, "hidden_act": "silu", "mla_use_output_gate": False}
+        linear = hf["linear_attn_config"]
+        if isinstance(linear, dict):
+            linear = {"use_full_rank_gate": False, "gate_lower_bound": None, **linear}
+        return cls(linear_attn_config=_linear_attn_from(linear), **{**older, **values})
 
     def to_hf(self) -> dict[str, Any]:
         """The released ``config.json`` keys and values of this model; ``from_hf(c.to_hf()) == c`` for the plain K3 mixers."""
@@ -222,6 +236,8 @@ class K3Config:
 
 
 def _linear_attn_from(source: dict[str, Any]) -> LinearAttnConfig:
+    if not isinstance(source, dict):
+        raise ValueError(f"linear_attn_config must be a LinearAttnConfig or a dict, got {type(source).__name__}")
     known = {f.name for f in fields(LinearAttnConfig)}
     for name in source:
         if name not in known:
@@ -232,6 +248,16 @@ def _linear_attn_from(source: dict[str, Any]) -> LinearAttnConfig:
 def _positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def _positive_number(name: str, value: Any, *, or_none: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive{or_none}, got {value!r}")
+
+
+def _true_or_false(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
 def _refuse_unsupported(hf: dict[str, Any]) -> None:
@@ -259,13 +285,14 @@ def _validate(c: K3Config) -> None:
         if getattr(c, name) is not None:
             _positive(name, getattr(c, name))
     for name in ("first_k_dense_replace", "num_shared_experts", "qk_rope_head_dim"):
-        if not isinstance(getattr(c, name), int) or getattr(c, name) < 0:
+        if type(getattr(c, name)) is not int or getattr(c, name) < 0:
             raise ValueError(f"{name} must be an integer >= 0, got {getattr(c, name)!r}")
     for name in ("rms_norm_eps", "initializer_range", "routed_scaling_factor", "activation_situ_beta"):
-        if not getattr(c, name) > 0:
-            raise ValueError(f"{name} must be positive, got {getattr(c, name)!r}")
-    if c.activation_situ_linear_beta is not None and not c.activation_situ_linear_beta > 0:
-        raise ValueError(f"activation_situ_linear_beta must be positive or None, got {c.activation_situ_linear_beta!r}")
+        _positive_number(name, getattr(c, name))
+    if c.activation_situ_linear_beta is not None:
+        _positive_number("activation_situ_linear_beta", c.activation_situ_linear_beta, or_none=" or None")
+    for name in ("mla_use_nope", "mla_use_output_gate", "latent_moe_use_norm", "moe_renormalize", "tie_word_embeddings"):
+        _true_or_false(name, getattr(c, name))
     if c.num_experts_per_token > c.num_experts:
         raise ValueError(f"num_experts_per_token={c.num_experts_per_token} exceeds num_experts={c.num_experts}")
     if c.hidden_act not in ("situ", "silu"):
