@@ -44,7 +44,7 @@ def learned_picture(story: LearnedWhiteboard, index: int, theme: Theme, *, title
     notes = headings(upper, (f"Its state, {place}", "The same writes without the erase"), theme)
     notes += [legend(LEGEND, theme), *equation(frame.phase, theme)]
     rows = {slot: _cells(story, pairs) for slot, pairs in frame.board.items()}
-    bars, small = row_bars(rows, REACH, "", theme)
+    bars, small = row_bars(rows, REACH, "", theme, behind=1)
     largest = _largest(story)
     data = [*bars, *_gates(story, frame.token, theme), state_map(frame.state, largest, "3", theme),
             state_map(frame.additive, largest, "4", theme)]  # fmt: skip

@@ -76,8 +76,8 @@ def equation(phase: str, theme: Theme) -> list[dict[str, Any]]:
 # ---- the rows ----
 
 
-def row_bars(rows: dict[str, list[Cell]], reach: tuple[float, float], n: str, theme: Theme) -> tuple[list, list]:
-    """(traces, notes): one stacked bar a row, its segments in the given order; words that don't fit inside stand behind it."""
+def row_bars(rows: dict[str, list[Cell]], reach: tuple[float, float], n: str, theme: Theme, *, behind: int = 2) -> tuple[list, list]:
+    """(traces, notes): one stacked bar a row, its segments in the given order; ``behind`` words that don't fit inside stand behind it."""
     low, high = reach
 
     def fits(word: str, x: float) -> bool:
@@ -102,7 +102,7 @@ def row_bars(rows: dict[str, list[Cell]], reach: tuple[float, float], n: str, th
     for row, cells in rows.items():
         end = sum(x for _, x, _ in cells if x > 0)
         tiny = [f"{word} {format_number(x)}" for word, x, _ in cells if abs(x) >= 0.01 and not fits(word, x)]
-        text = ", ".join(tiny[:2]) + (", …" if len(tiny) > 2 else "")
+        text = ", ".join(tiny[:behind]) + (", …" if len(tiny) > behind else "")
         # one note a row even when it is empty: plotly's slider never removes a note that a frame doesn't mention
         notes.append({"x": end, "y": row, "xref": f"x{n}", "yref": f"y{n}", "text": f" {text}", "xanchor": "left", "showarrow": False,
                       "font": {"size": 12, "color": theme.muted}})  # fmt: skip
