@@ -65,7 +65,7 @@ def execution_problems(notebook):
 
 def public_names(module):
     """What `from module import name` may name; None stands for `import module` itself, which only the two packages allow."""
-    listed = importlib.import_module(module).__all__
+    listed = getattr(importlib.import_module(module), "__all__", ())
     return {*listed, None} if "." not in module else set(listed)
 
 
@@ -141,7 +141,7 @@ def test_a_good_notebook_has_no_problems():
     (lambda nb, cell: cell.outputs[0].data.update({VIEW: {}}), "widget view"),
     (lambda nb, cell: cell.metadata.update(execution={}), "execution times"),
     (lambda nb, cell: cell.update(source="open('/home/me/notes.txt')"), "absolute path"),
-    (lambda nb, cell: cell.update(source=r"open('C:\Users\me')"), "absolute path"),
+    (lambda nb, cell: cell.update(source=r"open(r'C:\Users\me')"), "absolute path"),
     (lambda nb, cell: cell.outputs.append(nbformat.v4.new_output("stream", text="2026-01-02 10:20")), "timestamp"),
     (lambda nb, cell: cell.outputs.append(nbformat.v4.new_output("error", ename="ValueError", evalue="no")), "stored error"),
     (lambda nb, cell: cell.outputs.append(nbformat.v4.new_output("stream", name="stderr", text="careful")), "stored warning"),
