@@ -64,7 +64,8 @@ def text(notebook):
 
 def execute(path):
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=600, kernel_name="python3", record_timing=False, resources={"metadata": {"path": path.parent}})
+    client = NotebookClient(notebook, timeout=600, kernel_name="python3", record_timing=False, coalesce_streams=True,
+                            resources={"metadata": {"path": path.parent}})
     client.execute()
     clean(notebook)
     nbformat.validate(notebook)
