@@ -42,11 +42,11 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if type(self.steps) is not int or self.steps < 1:
+            raise ValueError(f"steps must be an integer of at least 1, got {self.steps!r}")
         for name in ("lr", "clip"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
         for name in ("warmup", "final_lr"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
@@ -76,10 +76,16 @@ def train(
     Args:
         batch: step -> (input_ids [B, T], labels [B, T]); the same step must always give the same batch.
         folder: holds ``checkpoint.safetensors`` and ``log.jsonl``; a run found there with the same recipe and config is continued.
+        checkpoint_every: steps between two checkpoints; the last step makes one as well.
         evaluate: model -> scores, called every ``evaluate_every`` steps and at the end.
 
-    Raises: ValueError if ``folder`` holds another run or a damaged checkpoint; RuntimeError when the loss is no longer finite.
+    Raises: ValueError if ``folder`` holds another run or a damaged checkpoint (the model is then untouched); RuntimeError when the loss or
+    its gradient is no longer finite.
     """
+    if checkpoint_every < 1:
+        raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
+    for router in model.routers():
+        router.forget()  # what an interrupted step had pooled
     optimizer = PerHeadMuon(model, lr=recipe.lr, weight_decay=recipe.weight_decay)
     folder = None if folder is None else Path(folder)
     first, log = 0, []
@@ -110,6 +116,8 @@ def _step(model, optimizer, recipe: Recipe, step: int, ids: Tensor, labels: Tens
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+    if not bool(torch.isfinite(norm)):
+        raise RuntimeError(f"gradient norm is {norm.item()} at step {step}: lower lr={recipe.lr} or look at the batch")
     for group in optimizer.param_groups:
         group["lr"] = recipe.lr_at(step)
     optimizer.step()
@@ -136,22 +144,29 @@ def _resume(folder: Path, model, optimizer, recipe: Recipe) -> tuple[int, list[d
     tensors, meta = load_safetensors(path)
     if meta.get("run") != _run_id(model, recipe):
         raise ValueError(f"folder: {path} belongs to another recipe or config; choose another folder or delete it")
-    model.load_state_dict({n.removeprefix("model."): x for n, x in tensors.items() if n.startswith("model.")})
+    weights = {name.removeprefix("model."): x for name, x in tensors.items() if name.startswith("model.")}
+    try:
+        done, log = int(meta["done"]), json.loads(meta["log"])
+        if len(log) != done or {n: x.shape for n, x in weights.items()} != {n: x.shape for n, x in model.state_dict().items()}:
+            raise ValueError
+    except (KeyError, ValueError):
+        raise ValueError(f"folder: {path} is damaged: its log or its tensors are not those of this run") from None
+    model.load_state_dict(weights)
     for name, p in model.named_parameters():
         for full, x in tensors.items():
             kind, _, rest = full.partition(".")
             key, _, owner = rest.partition(".")
             if kind == "optimizer" and owner == name:
                 optimizer.state[p][key] = x if x.dim() or x.is_floating_point() else int(x)
-    return int(meta["done"]), json.loads(meta["log"])
+    return done, log
 
 
 def _run_id(model, recipe: Recipe) -> str:
-    return json.dumps({"recipe": asdict(recipe), "config": model.config.to_hf()}, sort_keys=True)
+    return json.dumps({"recipe": asdict(recipe), "config": asdict(model.config)}, sort_keys=True)
 
 
 def train_meeting(
-    folder: str | Path | None = None, *, steps: int = 100, projects: int = 1, lr: float = 1e-2, seed: int = 0, progress: bool = True
+    folder: str | Path | None = None, *, steps: int = 100, projects: int = 1, lr: float = 8e-3, seed: int = 0, progress: bool = True
 ) -> tuple[K3ForCausalLM, list[dict]]:
     """The course's meeting model from scratch, 2,048 tokens a step.
 
@@ -164,10 +179,10 @@ def train_meeting(
     model = K3ForCausalLM(K3Config.meeting(), seed=seed)
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
-        length, most = (128, 1) if projects == 1 else meeting.curriculum(step / steps)
+        length, most = (128, 1) if projects == 1 else meeting.curriculum(step, steps)
         return meeting.training_batch(seed, step, rows=2048 // length, length=length, max_projects=min(most, projects))
 
-    length = 128 if projects == 1 else 512
+    length = 128 if projects == 1 else meeting.LONGEST
 
     def scores(model: K3ForCausalLM) -> dict[str, float]:
         held_out = {n: meeting.held_out_notes(1, 16, projects=n, length=length) for n in {1, projects}}
@@ -182,9 +197,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m minimodel.train", description="Train the course's meeting model on a CPU.")
     parser.add_argument("preset", choices=["meeting"])
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint, the log and the final model; an interrupted run continues")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--projects", type=int, default=8, help="projects in a note, at most")
-    parser.add_argument("--lr", type=float, default=1e-2)
+    parser.add_argument("--lr", type=float, default=8e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, help="CPU threads")
     options = parser.parse_args(arguments)

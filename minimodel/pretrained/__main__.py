@@ -17,7 +17,6 @@ from minimodel.model import K3ForCausalLM
 from minimodel.pretrained import FOLDER, load_pretrained
 from minimodel.tasks import meeting
 
-TRAINED_LENGTH = 512  # the longest note seen in training, in tokens
 QUESTIONS = 16  # blanks at the end of a note
 
 
@@ -25,7 +24,7 @@ QUESTIONS = 16  # blanks at the end of a note
 def scores(model: K3ForCausalLM, *, answers: int = 1000) -> dict:
     """Accuracy by number of projects at the trained length, by note length up to eight times that, and the article's question."""
     table = []
-    cells = [(n, TRAINED_LENGTH) for n in range(1, 9)] + [(8, TRAINED_LENGTH * times) for times in (2, 4, 8)] + [(1, TRAINED_LENGTH * 8)]
+    cells = [(n, meeting.LONGEST) for n in range(1, 9)] + [(8, meeting.LONGEST * times) for times in (2, 4, 8)] + [(1, meeting.LONGEST * 8)]
     for projects, length in cells:
         per_note = min(QUESTIONS, 5 * projects)
         notes = meeting.held_out_notes(0, -(-answers // per_note), projects=projects, length=length, final_questions=per_note)

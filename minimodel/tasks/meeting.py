@@ -6,8 +6,8 @@ some, and chats in between. A question asks for the *latest* value of one slot o
     The Acme planning meeting is Tuesday, in room 4B, with six people attending. The meeting has moved to Thursday.
     The meeting is now on ___.
 
-With one project the sentences stay bare, as above; with several each names its project ("The meeting for Falcon has moved to
-Thursday.", "The Falcon budget is $80k.", "For Falcon, the client is Acme."). The vocabulary is closed and small, a token is a word, and everything is drawn from a seed.
+With one project the sentences stay bare, as above; with several each names its project ("The meeting for Falcon moved to Thursday.",
+"The Falcon budget is $80k."). The vocabulary is closed and small, a token is a word, and everything is drawn from a seed.
 """
 
 from __future__ import annotations
@@ -31,52 +31,53 @@ SLOTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 PROJECTS = ("Falcon", "Harbor", "Juniper", "Comet", "Meadow", "Quartz", "Willow", "Summit", "Lantern", "Orchid", "Tundra", "Beacon")
 BLANK = "___"
-SENTENCE, ASKED = 26, 12  # no sentence is longer, no question is longer, in tokens
+SENTENCE, ASKED = 18, 10  # no sentence is longer, no question is longer, in tokens
 
-# In a template [p] marks the noun that a project's name goes with and {v} the value; {old} is a value that is *not* the answer.
-OPENING = "The {client} planning meeting [p] is {day} , in room {room} , with {attendees} people attending ."
-STATEMENTS = {
-    "client": ("The client [p] is {v} .",),
-    "budget": ("The budget [p] is {v} .",),
-    "day": ("The meeting [p] is on {v} .", "The meeting [p] is {v} ."),
-    "room": ("The room [p] is {v} .", "The meeting [p] is in room {v} ."),
-    "attendees": ("The meeting [p] has {v} people attending .",),
+# {v} is a slot's value, {old} a value that is *not* the answer, [p] a project's name. With one project "for [p]" and [p] are left out; with
+# several only templates that hold [p] are used. A project's name stands at most three words before the value and before the blank: the
+# reach of KDA's short convolution, which lets one layer bind project, slot and value.
+OPENING = "The {client} planning meeting is {day} , in room {room} , with {attendees} people attending ."
+
+
+def _noun(noun: str, *more: str) -> tuple[tuple[str, ...], ...]:
+    """Statements, updates, corrections and questions of a slot that has a noun of its own."""
+    return (
+        (f"The {noun} for [p] is {{v}} .", f"The [p] {noun} is {{v}} ."),
+        (f"The {noun} for [p] is now {{v}} .", f"The {noun} for [p] changed to {{v}} .", *more),
+        (f"Correction : the {noun} for [p] is {{v}} , not {{old}} .",),
+        (f"The {noun} for [p] is {{v}} .", f"The [p] {noun} is now {{v}} ."),
+    )
+
+
+TEMPLATES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "client": _noun("client"),
+    "budget": _noun("budget"),
+    "day": (
+        ("The meeting for [p] is on {v} .", "The meeting for [p] is {v} ."),
+        ("The meeting for [p] moved to {v} .", "The meeting has moved to {v} .", "The meeting is now on {v} ."),
+        ("Correction : the meeting for [p] is on {v} , not {old} .",),
+        ("The meeting for [p] is now on {v} .",),
+    ),
+    "room": _noun("room", "The meeting has moved to room {v} .", "The meeting is now in room {v} ."),
+    "attendees": (
+        ("The meeting for [p] has {v} people attending .",),
+        ("The meeting for [p] now has {v} people attending .",),
+        ("Correction : the meeting for [p] has {v} people attending , not {old} .",),
+        ("The meeting for [p] now has {v} people attending .",),
+    ),
 }
-UPDATES = {
-    "client": ("The client [p] is now {v} .", "The client [p] has changed to {v} ."),
-    "budget": ("The budget [p] is now {v} .", "The budget [p] has changed to {v} ."),
-    "day": ("The meeting [p] has moved to {v} .", "The meeting [p] moved to {v} .", "The meeting [p] is now on {v} ."),
-    "room": ("The room [p] is now {v} .", "The meeting [p] has moved to room {v} .", "The meeting [p] is now in room {v} ."),
-    "attendees": ("The meeting [p] now has {v} people attending .",),
-}
-CORRECTIONS = {
-    "client": ("Correction : the client [p] is {v} , not {old} .",),
-    "budget": ("Correction : the budget [p] is {v} , not {old} .",),
-    "day": ("Correction : the meeting [p] is on {v} , not {old} .",),
-    "room": ("Correction : the room [p] is {v} , not {old} .",),
-    "attendees": ("Correction : the meeting [p] has {v} people attending , not {old} .",),
-}
-QUESTIONS = {
-    "client": ("The client [p] is now {v} .",),
-    "budget": ("The budget [p] is now {v} .",),
-    "day": ("The meeting [p] is now on {v} .",),
-    "room": ("The room [p] is now {v} .", "The meeting [p] is now in room {v} ."),
-    "attendees": ("The meeting [p] now has {v} people attending .",),
-}
-PLACEMENTS = ("for", "name", "front")  # The budget for Falcon is ... | The Falcon budget is ... | For Falcon, the budget is ...
+STATEMENT, UPDATE, CORRECTION, QUESTION = range(4)
 FILLER = (
     "Lunch is at noon .", "Please bring the slides .", "Thanks for the notes .", "The coffee machine is broken .", "Nothing else changed .",
     "The printer is out of paper .", "The weather is nice today .", "See you there .", "Please read the report before the call .",
     # these name a day, a room or a number that belongs to no project
-    "The office is closed on {day} .", "Lunch has moved to {day} .", "The party is in room {room} .", "The party has {attendees} people attending .",
+    "The office is closed on {day} .", "Lunch moved to {day} .", "The other team has room {room} .", "The party has {attendees} people attending .",
 )  # fmt: skip
 
 
 def _words() -> list[str]:
-    templates = [OPENING, *FILLER]
-    for group in (STATEMENTS, UPDATES, CORRECTIONS, QUESTIONS):
-        templates += [t for options in group.values() for t in options]
-    words = {w for t in templates for w in t.split() if w[0] not in "[{"} | {"For", "for", "the", ","}
+    templates = [OPENING, *FILLER, *(t for kinds in TEMPLATES.values() for kind in kinds for t in kind)]
+    words = {w for t in templates for w in t.split() if w[0] not in "[{"}
     return [*sorted(words), *PROJECTS, *(v for values in SLOTS.values() for v in values)]
 
 
@@ -107,12 +108,12 @@ def decode(ids: Iterable[int]) -> str:
 
 
 def question(slot: str, project: str | None = None) -> str:
-    """The question for a slot, up to its blank: "The meeting is now on", "The budget for Falcon is now"."""
+    """The question for a slot, up to its blank: "The meeting is now on", "The budget for Falcon is"."""
     if slot not in SLOTS:
         raise ValueError(f"slot must be one of {', '.join(SLOTS)}, got {slot!r}")
     if project is not None and project not in PROJECTS:
         raise ValueError(f"project must be one of {', '.join(PROJECTS)}, got {project!r}")
-    words = _place(QUESTIONS[slot][0].split(), project, "for")
+    words = _fill(TEMPLATES[slot][QUESTION][-1 if project is None else 0], project)
     return " ".join(words[: words.index("{v}")])
 
 
@@ -129,11 +130,11 @@ class Note:
         return decode(self.ids)
 
     def say(self, words: list[str], answer_at: int | None = None, answer: str | None = None) -> None:
-        """Append a sentence. From ``answer_at`` on it is to be predicted, the word there being ``answer``."""
+        """Append a sentence. The word at ``answer_at`` is to be predicted as ``answer``, and if it stands there, so is the rest."""
         for i, word in enumerate(words):
             self.ids.append(_ID[word])
-            asked = answer_at is not None and i >= answer_at
-            self.labels.append(-100 if not asked else _ID[answer] if i == answer_at else _ID[word])
+            rest = answer_at is not None and i > answer_at and words[answer_at] == answer
+            self.labels.append(_ID[answer] if i == answer_at else _ID[word] if rest else -100)
 
 
 class NoteWriter:
@@ -145,18 +146,17 @@ class NoteWriter:
         self.rng, self.note = rng, Note()
         self.projects: list[str | None] = [None] if projects == 1 else list(rng.sample(PROJECTS, projects))
 
-    def opening(self, project: str | None) -> None:
-        """Four facts in one sentence, the article's first."""
-        values = {slot: self._set(project, slot) for slot in ("client", "day", "room", "attendees")}
-        words = [values[w[1:-1]] if w[1:-1] in values else w for w in OPENING.split()]
-        self.note.say(_place(words, project, "front"))
+    def opening(self) -> None:
+        """Four facts of the only project in one sentence, the article's first."""
+        values = {slot: self._set(None, slot) for slot in ("client", "day", "room", "attendees")}
+        self.note.say([values.get(w[1:-1], w) for w in OPENING.split()])
 
-    def state(self, project: str | None, slot: str, templates: dict[str, tuple[str, ...]]) -> None:
+    def state(self, project: str | None, slot: str, kind: int) -> None:
+        """A statement, an update or a correction."""
         old = self.note.facts.get((project, slot))
         value = self._set(project, slot)
-        words = self._words(templates[slot], project)
         wrong = old if old not in (None, value) else self.rng.choice([v for v in SLOTS[slot] if v != value])
-        self.note.say([{"{v}": value, "{old}": wrong}.get(w, w) for w in words])
+        self.note.say([{"{v}": value, "{old}": wrong}.get(w, w) for w in self._sentence(project, slot, kind)])
 
     def filler(self) -> None:
         self.note.say([self.rng.choice(SLOTS[w[1:-1]]) if w[0] == "{" else w for w in self.rng.choice(FILLER).split()])
@@ -164,7 +164,7 @@ class NoteWriter:
     def ask(self, project: str | None, slot: str, *, reveal: bool) -> None:
         """A question with its answer to be predicted; what stands in the text is the answer, or the blank."""
         answer = self.note.facts[project, slot]
-        words = self._words(QUESTIONS[slot], project)
+        words = self._sentence(project, slot, QUESTION)
         at = words.index("{v}")
         words[at] = answer if reveal else BLANK
         self.note.say(words, at, answer)
@@ -173,49 +173,50 @@ class NoteWriter:
         value = self.note.facts[project, slot] = self.rng.choice(SLOTS[slot])
         return value
 
-    def _words(self, templates: tuple[str, ...], project: str | None) -> list[str]:
-        return _place(self.rng.choice(templates).split(), project, self.rng.choice(PLACEMENTS))
+    def _sentence(self, project: str | None, slot: str, kind: int) -> list[str]:
+        templates = TEMPLATES[slot][kind]
+        return _fill(self.rng.choice(templates if project is None else [t for t in templates if "[p]" in t]), project)
 
 
 def write_note(
-    rng: random.Random, *, projects: int, length: int, chat: float = 0.3, ask: float = 0.0, reveal: float = 0.5, final_questions: int = 1
+    rng: random.Random, *, projects: int, length: int, chat: float = 0.3, ask: float = 0.0, reveal: float = 0.3, final_questions: int = 1
 ) -> Note:
     """A note of at most ``length`` tokens that ends in questions.
 
-    Facts come first, in random order; then updates and corrections, with filler (share ``chat``) and questions (share ``ask``) between them.
+    New facts come in random order, between updates and corrections of those that are known, filler (share ``chat``) and questions (share
+    ``ask``).
 
     Args:
-        projects: 1 to 8. length: tokens at most. chat, ask: shares of sentences in [0, 1).
+        projects: 1 to 8. length: tokens at most. chat, ask: shares of sentences in [0, 1].
         reveal: how often the answer of a question *inside* the note stands in the text instead of the blank.
         final_questions: blank questions at the end, about facts drawn at random (each at most once).
     """
+    for name, share in (("chat", chat), ("ask", ask), ("reveal", reveal)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name} must lie in [0, 1], got {share}")
+    if final_questions < 0:
+        raise ValueError(f"final_questions must be at least 0, got {final_questions}")
     room_for_end = ASKED * final_questions
     if length < SENTENCE + room_for_end:
         raise ValueError(f"length must be at least {SENTENCE} + {ASKED} * final_questions = {SENTENCE + room_for_end}, got {length}")
     w = NoteWriter(rng, projects)
     note = w.note
-    facts = []
-    for project in w.projects:
-        if rng.random() < 0.5:
-            facts += [(project, "opening"), (project, "budget")]
-        else:
-            facts += [(project, slot) for slot in SLOTS]
+    facts = [(project, slot) for project in w.projects for slot in SLOTS]
     rng.shuffle(facts)
     if rng.random() < 0.5:  # often only some facts are known
         facts = facts[: rng.randint(1, len(facts))]
+    if projects == 1 and rng.random() < 0.5:
+        w.opening()
     while (left := length - room_for_end - len(note.ids)) >= SENTENCE:
         roll = rng.random() if note.facts or left >= 2 * SENTENCE else 1.0  # the last chance is for a fact
         if roll < chat:
             w.filler()
         elif roll < chat + (1 - chat) * ask and note.facts:
             w.ask(*rng.choice(list(note.facts)), reveal=rng.random() < reveal)
-        elif facts:
-            project, slot = facts.pop()
-            w.opening(project) if slot == "opening" else w.state(project, slot, STATEMENTS)
+        elif facts and (not note.facts or rng.random() < 0.5):
+            w.state(*facts.pop(), STATEMENT)
         else:
-            project, slot = rng.choice(w.projects), rng.choice(list(SLOTS))
-            known = (project, slot) in note.facts
-            w.state(project, slot, (CORRECTIONS if rng.random() < 0.25 else UPDATES) if known else STATEMENTS)
+            w.state(*rng.choice(list(note.facts)), CORRECTION if rng.random() < 0.25 else UPDATE)
     for project, slot in rng.sample(list(note.facts), min(final_questions, len(note.facts))):
         w.ask(project, slot, reveal=False)
     return note
@@ -228,9 +229,9 @@ def training_batch(
     rng = random.Random(f"meeting/train/{seed}/{step}")
     notes = []
     for _ in range(rows):
-        chat, ask = rng.uniform(0.0, 0.6), rng.uniform(0.2, 0.8)
+        chat, ask = rng.uniform(0.0, 0.8), rng.uniform(0.2, 0.8)
         projects = rng.randint(1, max_projects)
-        final = rng.randint(1, max(1, length // 60))
+        final = rng.randint(1, max(1, min(length // 24, (length - SENTENCE) // ASKED)))
         notes.append(write_note(rng, projects=projects, length=length, chat=chat, ask=ask, final_questions=final))
     return pad_notes(notes, length)
 
@@ -254,9 +255,14 @@ def pad_notes(notes: list[Note], length: int | None = None) -> tuple[Int[Tensor,
     return ids, labels
 
 
-def curriculum(progress: float) -> tuple[int, int]:
-    """(note length, projects at most) at a share of training in [0, 1): short notes about few projects first."""
-    return (128, 4) if progress < 0.15 else (256, 8) if progress < 0.35 else (512, 8)
+LONGEST = 256  # tokens of the longest note in training
+
+
+def curriculum(step: int, steps: int) -> tuple[int, int]:
+    """(note length, projects at most) of a training step: short notes about few projects first, then mostly long ones about up to eight."""
+    if step < 0.1 * steps:
+        return LONGEST // 2, 4
+    return LONGEST if step % 4 else LONGEST // 2, 8
 
 
 @dataclass(frozen=True)
@@ -277,6 +283,8 @@ class Score:
 @torch.no_grad()
 def score(model: torch.nn.Module, notes: list[Note], *, rows: int = 8) -> Score:
     """Ask a model every blank of the notes, ``rows`` notes at a time."""
+    if not notes:
+        raise ValueError("notes must hold at least one note")
     slot_of = {_ID[value]: slot for slot, values in SLOTS.items() for value in values}
     right, asked = dict.fromkeys(SLOTS, 0), dict.fromkeys(SLOTS, 0)
     for start in range(0, len(notes), rows):
@@ -289,14 +297,8 @@ def score(model: torch.nn.Module, notes: list[Note], *, rows: int = 8) -> Score:
     return Score(right, asked)
 
 
-def _place(words: list[str], project: str | None, placement: str) -> list[str]:
-    """Put the project's name in, at one of ``PLACEMENTS``; without a project the sentence stays bare."""
-    at = words.index("[p]")
-    before, noun, after = words[: at - 1], words[at - 1], words[at + 1 :]
+def _fill(template: str, project: str | None) -> list[str]:
+    """The words of a template with the project's name in, or with "for [p]" and [p] left out."""
     if project is None:
-        return [*before, noun, *after]
-    if placement == "for" or (placement == "front" and words[0] != "The"):  # a correction keeps its first word
-        return [*before, noun, "for", project, *after]
-    if placement == "name":
-        return [*before, project, noun, *after]
-    return ["For", project, ",", "the", *[*before, noun][1:], *after]
+        template = template.replace("for [p] ", "").replace("[p] ", "")
+    return [project if w == "[p]" else w for w in template.split()]
