@@ -44,7 +44,7 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def render(scene: type, *, quality: str, format: str, force: bool) -> Path:
+def render(scene: type, *, quality: str, format: str, force: bool) -> None:
     """Render one scene into manim's media folder, unless the file there was made from the same code and settings."""
     from manim import tempconfig
 
@@ -60,13 +60,13 @@ def render(scene: type, *, quality: str, format: str, force: bool) -> Path:
         path = made.with_suffix(f".{format}")
         stamp, now = path.with_name(path.name + ".stamp"), f"{fingerprint()} {quality}"
         if not force and path.exists() and stamp.exists() and stamp.read_text() == now:
-            print("    up to date")
-            return path
+            print(f"{scene.__name__}: {path} is up to date")
+            return
         drawing.render()
     if format == "gif":
         write_gif(made, path)
+        print(f"{scene.__name__}: {path}")
     stamp.write_text(now)
-    return path
 
 
 def write_gif(film: Path, path: Path) -> None:
@@ -111,8 +111,8 @@ def main(arguments: list[str] | None = None) -> None:
     if unknown := [name for name in names if name not in known]:
         command.error(f"unknown scene {', '.join(unknown)}; the scenes are {', '.join(known)}")
     for i, name in enumerate(names, start=1):
-        print(f"[{i}/{len(names)}] {name}", flush=True)
-        print(f"    {os.path.relpath(render(known[name], quality=options.quality, format=options.format, force=options.force))}")
+        print(f"[{i}/{len(names)}]", end=" ", flush=True)
+        render(known[name], quality=options.quality, format=options.format, force=options.force)
 
 
 if __name__ == "__main__":

@@ -204,6 +204,10 @@ class StageScene(Scene):
         self.camera.background_color = ManimColor(THEME.paper)
         self.sentence, self.caption = VGroup(), VGroup()
 
+    def tear_down(self) -> None:
+        if path := self.renderer.file_writer.output_plan.primary_artifact:
+            print(f"{type(self).__name__}: {path}", flush=True)  # manim says it too, but among a hundred other lines
+
     def ask(self, *lines: str) -> None:
         """The opening: the question alone on the stage, the last line in bold, long enough to be read."""
         question = VGroup(*(paragraph(each, x=0, y=0, width=2 * SAFE[0], size=LARGE, bold=each == lines[-1]) for each in lines))
@@ -218,7 +222,7 @@ class StageScene(Scene):
 
     def say(self, words: str, *, bold: bool = False) -> Change:
         """Change the caption."""
-        return swap(self.caption, paragraph(words, x=-SAFE[0], y=-2.45, width=2 * SAFE[0], bold=bold))
+        return swap(self.caption, paragraph(words, x=-SAFE[0], y=-2.4, width=2 * SAFE[0], bold=bold))
 
     def cite(self, words: str) -> Label:
         """The source line, for the foot of the frame."""

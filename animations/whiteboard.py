@@ -121,4 +121,4 @@ class KDAWhiteboard(StageScene):
         self.wait(4.5)
 
     def title(self, words: str, x: float) -> Label:
-        return Label(words, size=SMALL).at(x, TOP + 0.3)
+        return Label(words, size=SMALL).at(x, TOP + 0.27)
