@@ -223,7 +223,7 @@ class Panel(anywidget.AnyWidget):
         name, sentence = html.escape(self.name), html.escape(self.describe())
         page = (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title></head>\n'
-            f"<body><h1>{name}</h1>\n<p>{sentence}</p>\n{picture}\n</body></html>\n"
+            f"<body><h1>{name}</h1>\n{picture}\n<p>{sentence}</p>\n</body></html>\n"
         )
         partial = path.with_name(path.name + ".tmp")
         partial.write_text(page, encoding="utf-8")
