@@ -141,6 +141,10 @@ class Router(Traced):
                 self._pooled = MarginHistogram(self.e_score_correction_bias, self.top_k)
             self._pooled.add(scores)
 
+    def forget(self) -> None:
+        """Drop what was pooled since the last update, as if those passes had not been."""
+        self._pooled = None
+
     @torch.no_grad()
     def update_bias(self) -> None:
         """Set the bias for the next step from everything pooled since the last call; does nothing when nothing was."""
