@@ -70,7 +70,7 @@ def train(
     evaluate: Callable[[K3ForCausalLM], dict[str, float]] | None = None,
     evaluate_every: int = 0,
     progress: bool = True,
-) -> list[dict[str, float]]:
+) -> list[dict[str, int | float]]:
     """Train in place with Per-Head Muon; returns one row a step: step, loss, lr, grad_norm, and evaluations where made.
 
     Args:
