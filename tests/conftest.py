@@ -7,9 +7,12 @@ import os
 
 import jaxtyping
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: test workers share the cores
 jaxtyping.install_import_hook("minimodel", "beartype.beartype")
+settings.register_profile("repeatable", derandomize=True, deadline=None)  # the same examples in every run
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)

@@ -70,7 +70,7 @@ def test_a_window_lets_a_long_prompt_go():
 # ---- growth ----
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12), window=st.sampled_from([None, 1, 3, 8]))
 def test_rows_are_all_there_and_at_most_half_of_the_room_is_spare(lengths, window):
     rows, written = Rows(window), torch.arange(sum(lengths), dtype=torch.float64).view(1, -1, 1)

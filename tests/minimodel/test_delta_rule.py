@@ -109,7 +109,7 @@ def test_golden_with_kimi_linears_gate(backend):
 # ---- the equation, in every shape ----
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     B=st.integers(1, 3), T=st.integers(1, 40), H=st.integers(1, 3), K=st.integers(1, 9), V=st.integers(1, 9), seed=st.integers(0, 10**6),
     low=st.sampled_from([-0.01, -5.0, -60.0]), chunk=st.sampled_from([16, 32]), from_zero=st.booleans(),
@@ -287,7 +287,7 @@ def test_a_state_continues_at_every_split(backend):
         torch.testing.assert_close(end, S, rtol=0, atol=1e-13)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(lengths=st.lists(st.integers(1, 24), min_size=1, max_size=5), seed=st.integers(0, 10**6), backend=st.sampled_from(BACKENDS))
 def test_packed_documents_equal_each_alone(lengths, seed, backend):
     T, N = sum(lengths), len(lengths)

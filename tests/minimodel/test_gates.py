@@ -39,7 +39,7 @@ def test_golden_kimi_linear_projections():
     assert_within(g, z["hf_forget_gate/out"], 2e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(B=st.integers(1, 3), T=st.integers(1, 5), H=st.integers(1, 3), K=st.integers(1, 5), seed=st.integers(0, 10**6))
 def test_formulas_channel_by_channel(B, T, H, K, seed):
     draw = torch.Generator().manual_seed(seed)

@@ -70,7 +70,7 @@ def test_eps_is_added_to_the_sum_for_l2norm_and_to_the_mean_for_rms_norm():
 # ---- convolution ----
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(B=st.integers(1, 3), T=st.integers(1, 9), P=st.integers(1, 4), W=st.integers(1, 5), seed=st.integers(0, 10**6))
 def test_convolution_tap_by_tap(B, T, P, W, seed):
     draw = torch.Generator().manual_seed(seed)
@@ -83,7 +83,7 @@ def test_convolution_tap_by_tap(B, T, P, W, seed):
     assert torch.equal(tail, past[:, T:])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5), W=st.integers(1, 5))
 def test_convolution_of_packed_documents(lengths, W):
     draw = torch.Generator().manual_seed(W)
@@ -173,7 +173,7 @@ def test_no_token_sees_the_future():
         assert (other[:, t] - y[:, t]).abs().max() > 1e-4
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4))
 def test_packed_documents(lengths):
     m, x = layer(), hidden(1, sum(lengths))

@@ -86,7 +86,7 @@ def experts(E=6, dtype=torch.float64, **changes):
     return m
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(S=st.integers(1, 12), E=st.integers(1, 7), data=st.data(), seed=st.integers(0, 10**6))
 def test_grouped_experts_equal_a_plain_loop(S, E, data, seed):
     k = data.draw(st.integers(1, E))

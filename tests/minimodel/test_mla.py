@@ -118,7 +118,7 @@ def test_order_of_the_past_does_not_matter():
     torch.testing.assert_close(m(shuffled)[:, -1], m(x)[:, -1], rtol=0, atol=1e-13)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4))
 def test_packed_documents(lengths):
     m, x = layer(), hidden(1, sum(lengths))

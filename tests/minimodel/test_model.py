@@ -227,7 +227,7 @@ def test_prefill_equals_decode_at_every_split(name):
         assert cache.seen == 19
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=4))
 def test_prefill_in_pieces(lengths):
     model, ids = tiny_model(), tokens(1, sum(lengths))
@@ -271,7 +271,7 @@ def test_left_padded_rows_equal_rows_alone(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(lengths=st.lists(st.integers(1, 18), min_size=1, max_size=4))
 def test_packed_documents_do_not_leak(name, lengths):
     model, ids = kind(name), tokens(1, sum(lengths))

@@ -44,7 +44,7 @@ def test_golden_choice_and_weights():
     assert_within(weights.gather(1, order), z["full/layer3.gate/out1"].gather(1, theirs), 2e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(S=st.integers(1, 12), E=st.integers(1, 8), data=st.data(), renormalize=st.booleans(), seed=st.integers(0, 10**6))
 def test_route_row_by_row(S, E, data, renormalize, seed):
     k = data.draw(st.integers(1, E))
@@ -94,7 +94,7 @@ def test_figure_5():
     assert loads(FIGURE_5, histogram) == [2, 2, 2, 2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(S=st.integers(1, 30), E=st.integers(2, 8), data=st.data(), seed=st.integers(0, 10**6))
 def test_exact_rule_by_brute_force(S, E, data, seed):
     """b_j = -(the (floor(q)+1)-th largest margin of j), q = S k / E; never interpolated; then centered."""
@@ -113,7 +113,7 @@ def test_exact_rule_by_brute_force(S, E, data, seed):
     torch.testing.assert_close(actual, torch.tensor([b - mean for b in raw], dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(S=st.integers(2, 60), E=st.integers(2, 8), data=st.data(), seed=st.integers(0, 10**6), bins=st.sampled_from([50, 1000]))
 def test_histogram_lies_within_one_bin(S, E, data, seed, bins):
     """Before centering, each bias is within one bin width of the ceil(q)-th smallest r = cutoff - score."""
