@@ -70,7 +70,7 @@ class Lab:
         }""")
 
     def run_all(self):
-        """Run all cells and wait until the last one has ended."""
+        """Run all cells and wait until the last one has ended and its widgets have come."""
         self.page.evaluate("""() => {
             window.ended = undefined;
             window.jupyterapp.commands.execute('notebook:run-all-cells').then(
@@ -78,6 +78,7 @@ class Lab:
         }""")
         self.page.wait_for_function("() => window.ended !== undefined")
         assert self.page.evaluate("window.ended") == "yes"
+        self.page.wait_for_function("() => !document.querySelector('.jp-Notebook').innerText.includes('Loading widget')")
 
     def outputs(self):
         """The notebook's outputs as JSON, one list per code cell."""
@@ -85,12 +86,12 @@ class Lab:
             .filter(cell => cell.model.type === 'code').map(cell => cell.model.sharedModel.getOutputs())""")
 
     def errors(self):
-        """Exceptions in outputs and widgets that could not be shown, as text."""
+        """Exceptions in outputs, widgets that could not be shown and what panels complain about, as text."""
         raised = [f"{out['ename']}: {out['evalue']}" for cell in self.outputs() for out in cell if out["output_type"] == "error"]
         text = self.page.locator(".jp-OutputArea").all_inner_texts()
         broken = [line for area in text for line in area.splitlines()
-                  if any(sign in line for sign in ("Error displaying widget", "model not found", "Loading widget", "could not be loaded"))]
-        return raised + broken
+                  if any(sign in line for sign in ("Error displaying widget", "model not found"))]
+        return raised + broken + self.page.locator(".k3viz-problem:visible").all_inner_texts()
 
     def output(self, cell):
         """The output area of the code cell with this index, scrolled into view."""
