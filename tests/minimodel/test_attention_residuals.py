@@ -42,7 +42,10 @@ def test_golden_block_form():
 
 
 @settings(max_examples=40)
-@given(N=st.integers(1, 9), D=st.integers(1, 8), lead=st.lists(st.integers(1, 3), max_size=2), seed=st.integers(0, 10**6), size=st.sampled_from([0.1, 1, 30]))
+@given(
+    N=st.integers(1, 9), D=st.integers(1, 8), lead=st.lists(st.integers(1, 3), max_size=2), seed=st.integers(0, 10**6),
+    size=st.sampled_from([0.1, 1, 30]),
+)  # fmt: skip
 def test_equation_source_by_source(N, D, lead, seed, size):
     sources, query, gain = draws((*lead, N, D), (D,), (D,), seed=seed)
     query = size * query

@@ -1,5 +1,6 @@
 """The forget gates, their bounds and their start."""
 
+import itertools
 import math
 
 import pytest
@@ -45,8 +46,8 @@ def test_formulas_channel_by_channel(B, T, H, K, seed):
     draw = torch.Generator().manual_seed(seed)
     f, A_log, bias = (3 * torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((B, T, H, K), (H,), (H, K)))
     bounded, unbounded = bounded_log_decay(f, A_log, bias), softplus_log_decay(f, A_log, bias)
-    for (b, t, h, k), x in ((i, f[i]) for i in torch.cartesian_prod(*map(torch.arange, f.shape)).view(-1, 4).unbind() for i in [tuple(i.tolist())]):
-        A, z = math.exp(A_log[h]), float(x + bias[h, k])
+    for b, t, h, k in itertools.product(*map(range, f.shape)):
+        A, z = math.exp(A_log[h]), float(f[b, t, h, k] + bias[h, k])
         softplus = z if z > 30 else math.log1p(math.exp(z))
         assert math.isclose(float(unbounded[b, t, h, k]), -A * softplus, rel_tol=1e-9, abs_tol=1e-300)
         expected = -5 / (1 + math.exp(-A * z)) if A * z > -700 else 0.0

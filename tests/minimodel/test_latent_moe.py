@@ -38,8 +38,9 @@ def test_golden_block(case):
 @pytest.mark.parametrize("case", ["k3", "beta1", "b4_nolin"])
 def test_golden_situ(case):
     z = golden("latent_moe")
-    x, beta, linear_beta = z[f"situ/{case}_float32/x"].requires_grad_(), *(float(z[f"situ/{case}_float32/{n}"]) for n in ("beta", "linear_beta"))
-    linear_beta = None if linear_beta != linear_beta else linear_beta
+    x, beta, linear_beta = (z[f"situ/{case}_float32/{n}"] for n in ("x", "beta", "linear_beta"))
+    beta, linear_beta = float(beta), None if linear_beta.isnan() else float(linear_beta)
+    x.requires_grad_()
     y = situ_glu(*x.chunk(2, -1), beta, linear_beta)
     assert_within(y, z[f"situ/{case}_float32/out"], 2e-6)
     y.backward(z[f"situ/{case}_float32/do"])
@@ -135,8 +136,9 @@ def hidden(B, T):
     return torch.randn(B, T, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("changes", [{}, {"latent_moe_use_norm": False}, {"routed_expert_hidden_size": None}, {"num_shared_experts": 0}, {"num_experts_per_token": 6}],
-                         ids=["k3", "no norm", "no latent", "no shared", "all experts"])  # fmt: skip
+@pytest.mark.parametrize("changes", [
+    {}, {"latent_moe_use_norm": False}, {"routed_expert_hidden_size": None}, {"num_shared_experts": 0}, {"num_experts_per_token": 6},
+], ids=["k3", "no norm", "no latent", "no shared", "all experts"])  # fmt: skip
 def test_block_is_its_equation(changes):
     m, x = block(routed_scaling_factor=1.5, **changes), hidden(2, 4)
     expected = torch.zeros_like(x)
@@ -146,9 +148,8 @@ def test_block_is_its_equation(changes):
             scores = torch.sigmoid(m.gate.weight @ h)  # the router reads the full width
             chosen = (scores + m.gate.e_score_correction_bias).topk(m.gate.top_k).indices
             z = m.routed_expert_down_proj(h) if hasattr(m, "routed_expert_down_proj") else h
-            u = sum(
-                1.5 * scores[e] / scores[chosen].sum() * (m.experts.w2[e] @ situ_glu(m.experts.w1[e] @ z, m.experts.w3[e] @ z)) for e in chosen
-            )
+            p = 1.5 * scores / scores[chosen].sum()
+            u = sum(p[e] * (m.experts.w2[e] @ situ_glu(m.experts.w1[e] @ z, m.experts.w3[e] @ z)) for e in chosen)
             if hasattr(m, "routed_expert_norm"):  # after the sum
                 u = m.routed_expert_norm.weight * u / (u.square().mean() + 1e-5).sqrt()
             y = m.routed_expert_up_proj(u) if hasattr(m, "routed_expert_up_proj") else u

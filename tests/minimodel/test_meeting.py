@@ -9,10 +9,26 @@ from torch import nn
 
 from minimodel.model import ModelOutput
 from minimodel.tasks import meeting
-from minimodel.tasks.meeting import BLANK, PROJECTS, SLOTS, VOCABULARY, decode, encode, held_out_notes, pad_notes, question, score, training_batch, write_note
+from minimodel.tasks.meeting import (
+    BLANK,
+    PROJECTS,
+    SLOTS,
+    VOCABULARY,
+    decode,
+    encode,
+    held_out_notes,
+    pad_notes,
+    question,
+    score,
+    training_batch,
+    write_note,
+)
 
 SHORTEST = meeting.SENTENCE + meeting.ASKED  # a note of one sentence and one question
-ARTICLE = "The Acme planning meeting is Tuesday, in room 4B, with six people attending. The meeting has moved to Thursday. The meeting is now on ___."
+ARTICLE = (
+    "The Acme planning meeting is Tuesday, in room 4B, with six people attending. The meeting has moved to Thursday. "
+    "The meeting is now on ___."
+)
 
 
 # ---- an independent reader: it knows English sentences, nothing of the templates ----
@@ -80,7 +96,8 @@ def test_training_batches_are_read_the_same():
 def test_the_latest_value_counts_and_a_corrected_one_does_not():
     facts, answers = read(
         "The budget for Falcon is $80k. For Harbor, the budget is $10k. Correction: the budget for Falcon is $90k, not $80k. "
-        "The Harbor budget has changed to $30k. The party is in room 1A. The budget for Falcon is now ___. For Harbor, the budget is now ___."
+        "The Harbor budget has changed to $30k. The party is in room 1A. The budget for Falcon is now ___. "
+        "For Harbor, the budget is now ___."
     )
     assert facts == {("Falcon", "budget"): "$90k", ("Harbor", "budget"): "$30k"} and answers == ["$90k", "$30k"]
 
@@ -167,7 +184,8 @@ def test_a_batch_is_a_function_of_seed_and_step():
     notes = held_out_notes(0, 3, projects=2, length=128)
     assert [n.text for n in notes] == [n.text for n in held_out_notes(0, 3, projects=2, length=128)]
     assert len({n.text for n in notes}) == 3
-    assert [n.text for n in held_out_notes(0, 2, projects=2, length=128)] == [n.text for n in notes[:2]]  # a longer set starts with the shorter
+    shorter = held_out_notes(0, 2, projects=2, length=128)
+    assert [n.text for n in shorter] == [n.text for n in notes[:2]]  # a longer set starts with the shorter one
 
 
 def test_held_out_seeds_are_never_drawn_by_training(monkeypatch):
@@ -192,7 +210,8 @@ def test_held_out_seeds_are_never_drawn_by_training(monkeypatch):
 
 def test_held_out_notes_are_not_among_the_training_notes():
     held_out = {n.text for n in held_out_notes(0, 200, projects=1, length=64, final_questions=1)}
-    trained = {decode(i for i in row if i) for step in range(100) for row in training_batch(0, step, rows=4, length=64, max_projects=1)[0].tolist()}
+    batches = [training_batch(0, step, rows=4, length=64, max_projects=1)[0] for step in range(100)]
+    trained = {decode(i for i in row if i) for ids in batches for row in ids.tolist()}
     assert len(held_out) > 150 and not held_out & trained
 
 
@@ -259,7 +278,7 @@ def test_padding_is_on_the_right_and_asks_nothing():
     (lambda: write_note(random.Random(0), projects=1, length=100, chat=1.5), "chat must lie in [0, 1], got 1.5"),
     (lambda: write_note(random.Random(0), projects=1, length=100, reveal=float("nan")), "reveal must lie in [0, 1], got nan"),
     (lambda: write_note(random.Random(0), projects=1, length=100, final_questions=-1), "final_questions must be at least 0, got -1"),
-    (lambda: training_batch(0, 0, rows=1, length=20), f"length must be at least {meeting.SENTENCE} + {meeting.ASKED} * final_questions = {SHORTEST}, got 20"),
+    (lambda: training_batch(0, 0, rows=1, length=20), f"length must be at least {meeting.SENTENCE} + {meeting.ASKED} * final_questions ="),
     (lambda: score(nn.Identity(), []), "notes must hold at least one note"),
 ])  # fmt: skip
 def test_wrong_arguments(call, words):

@@ -157,7 +157,8 @@ def test_a_recorder_sees_the_same_attention_in_both_forms():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_finite_differences(kind):
-    m = layer(num_attention_heads=1, qk_nope_head_dim=2, qk_rope_head_dim=1, v_head_dim=2, kv_lora_rank=2, **{"q_lora_rank": 2, **KINDS[kind]})
+    small = {"num_attention_heads": 1, "qk_nope_head_dim": 2, "qk_rope_head_dim": 1, "v_head_dim": 2, "kv_lora_rank": 2, "q_lora_rank": 2}
+    m = layer(**{**small, **KINDS[kind]})
     x = hidden(1, 3).requires_grad_()
     weights = [w for w in m.parameters() if w.numel() <= 60]
     assert len(weights) >= 4

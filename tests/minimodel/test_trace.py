@@ -13,8 +13,8 @@ SHAPES = {
     "layers.0.kda.beta": (2, 7, 2), "layers.0.kda.state": (2, 7, 2, 8, 8), "layers.0.kda.output": (2, 7, 2, 8),
     "layers.2.mla.attention": (2, 3, 7, 7), "layers.2.mla.gate": (2, 7, 3, 5), "layers.4.mla.latent": (2, 7, 14),
     "layers.1.moe.scores": (14, 6), "layers.1.moe.indices": (14, 2), "layers.4.moe.weights": (14, 2), "layers.1.moe.cutoff": (14,),
-    "layers.0.mlp_res.weights": (2, 7, 2), "layers.3.attn_res.weights": (2, 7, 3), "output_res.weights": (2, 7, 4), "output_res.sources": (2, 7, 4, 20),
-    "logits": (2, 7, 23),
+    "layers.0.mlp_res.weights": (2, 7, 2), "layers.3.attn_res.weights": (2, 7, 3), "output_res.weights": (2, 7, 4),
+    "output_res.sources": (2, 7, 4, 20), "logits": (2, 7, 23),
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def batch(step):
 
 
 def run(model, folder=None, *, steps=STEPS, batch=batch, **options):
-    recipe = Recipe(steps=steps, **{name: options.pop(name) for name in ("lr", "clip", "seed") if name in options})
+    recipe = Recipe(steps=steps, **{name: options.pop(name) for name in ("lr", "clip", "data") if name in options})
     return train(model, batch, recipe, folder=folder, progress=False, **options)
 
 
@@ -169,24 +169,24 @@ def half_way(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("changes", [{"steps": 7}, {"lr": 0.5}, {"seed": 1}, {"clip": 2.0}], ids=str)
+@pytest.mark.parametrize("changes", [{"steps": 7}, {"lr": 0.5}, {"data": "other notes"}, {"clip": 2.0}], ids=str)
 def test_another_recipe_is_refused(half_way, changes):
     model, before = new_model(), new_model()
-    with pytest.raises(ValueError, match="folder: .*checkpoint.safetensors belongs to another recipe or config; choose another folder or delete it"):
+    with pytest.raises(ValueError, match="folder: .*checkpoint.safetensors belongs to another recipe, config or data; choose another"):
         run(model, half_way, **changes)
     assert same(model, before)
 
 
 @pytest.mark.parametrize("changes", [{"vocab_size": 24}, {"rms_norm_eps": 1e-4}, {"full_mixer": "mha"}], ids=str)
 def test_another_config_is_refused(half_way, changes):
-    with pytest.raises(ValueError, match="belongs to another recipe or config"):
+    with pytest.raises(ValueError, match="belongs to another recipe, config or data"):
         run(new_model(**changes), half_way)
 
 
 def test_a_twin_that_differs_only_in_what_it_reads_is_refused(tmp_path):
     """Same tensors, same released config: only the mixers' names tell the two apart."""
     run(new_model(full_mixer="mha"), tmp_path, steps=2)
-    with pytest.raises(ValueError, match="belongs to another recipe or config"):
+    with pytest.raises(ValueError, match="belongs to another recipe, config or data"):
         run(new_model(full_mixer="sliding_window"), tmp_path, steps=2)
 
 
