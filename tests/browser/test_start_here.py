@@ -9,15 +9,20 @@ NOTEBOOK = "00_start_here.ipynb"
 PICTURES = ("image/png", "application/vnd.plotly.v1+json")
 
 
-def test_run_all_then_a_slider_changes_the_figure(chromium):
+def test_run_all_then_each_slider_changes_the_figure(chromium):
     with open_lab(NOTEBOOK, chromium=chromium) as lab:
         lab.run_all()
         assert lab.errors() == []
         panel = lab.cell("whiteboard_panel()")
         figure = panel.locator(".js-plotly-plot")
         figure.wait_for()
-        before, after = lab.press(lab.sliders(panel).first, "ArrowLeft", figure)
-        assert before["data"] != after["data"]
+        sliders = lab.sliders(panel)
+        assert sliders.count() >= 4  # the step, alpha, beta, key similarity
+        for slider in sliders.all():
+            value = slider.input_value()
+            before, after = lab.press(slider, "ArrowRight" if value == slider.get_attribute("min") else "ArrowLeft", figure)
+            assert slider.input_value() != value
+            assert before["data"] != after["data"]
         assert lab.errors() == []
         assert lab.console == []
         assert lab.external == []
