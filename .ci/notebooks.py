@@ -29,7 +29,7 @@ METADATA = {
 def still(figure):
     """A plotly figure, given as JSON, as a PNG in base64. 256 colors are enough for a drawing and make it three times smaller."""
     layout = figure["layout"]
-    drawn = plotly.io.to_image({"data": figure["data"], "layout": layout}, "png", width=layout.get("width", 1100), height=layout.get("height", 450))
+    drawn = plotly.io.to_image({"data": figure["data"], "layout": layout}, "png", width=layout.get("width", 900), height=layout.get("height", 450))
     small = io.BytesIO()
     # max coverage keeps the color of a thin line; the default would give it up for one more shade of a large area
     colors = Image.open(io.BytesIO(drawn)).convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)

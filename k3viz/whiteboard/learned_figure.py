@@ -40,7 +40,7 @@ def learned_picture(story: LearnedWhiteboard, index: int, theme: Theme, *, title
     frame = story.frame(index)
     layer, head = story.head
     place = f"layer {layer + 1}, head {head + 1}"
-    upper = ("What the model answers if asked now", f"This head ({place}): bars: β, diamonds: mean α")
+    upper = ("What the model answers if asked now", "This head: β (bars), mean α (diamonds)")
     notes = headings(upper, (f"Its state, {place}", "The same writes without the erase"), theme)
     notes += [legend(LEGEND, theme), *equation(frame.phase, theme)]
     rows = {slot: _cells(story, pairs) for slot, pairs in frame.board.items()}
