@@ -86,6 +86,10 @@ class DepthSources:
         """All sources a reader sees now, oldest first, the running prefix last."""
         return torch.stack([*self.blocks, self.prefix], -2)
 
+    def read(self, query: PseudoQuery | None, norm: RMSNorm | None) -> Float[Tensor, "B T D"]:
+        """A sublayer's input. With plain residuals, or before anything is stored, there is one source: the running sum."""
+        return query(self.stacked(), norm) if self.blocks else self.prefix
+
     def write(self, output: Float[Tensor, "B T D"]) -> None:
         """Add a sublayer's output. At a block's start the finished sum is stored and a new one begins (the embedding is block 0)."""
         if self.block is not None and self._written % self.block == 0:
@@ -96,24 +100,17 @@ class DepthSources:
         self._written += 1
 
 
-class PseudoQuery(nn.Module):
-    """One reader's learned vector, stored [1, D] as released. Zero at first: the reader then averages its sources."""
+class PseudoQuery(Traced):
+    """One reader of depth: its learned vector, stored [1, D] as released. Zero at first: the reader then averages its sources."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1, size))
 
-
-class DepthReader(Traced):
-    """A view on one reader's parameters: pseudo-query and norm. It owns neither; the released names put them in the layer."""
-
-    def forward(self, depth: DepthSources, query: PseudoQuery | None, norm: RMSNorm | None) -> Float[Tensor, "B T D"]:
-        if not depth.blocks:  # plain residuals, or nothing stored yet: one source, weight 1
-            return depth.prefix
-        sources = depth.stacked()
+    def forward(self, sources: Float[Tensor, "B T N D"], norm: RMSNorm) -> Float[Tensor, "B T D"]:
         if self.tracing:
-            self.emit(weights=depth_weights(sources, query.weight[0], norm.weight, norm.eps), sources=sources)
-        return attention_residual(sources, query.weight[0], norm.weight, norm.eps)
+            self.emit(weights=depth_weights(sources, self.weight[0], norm.weight, norm.eps), sources=sources)
+        return attention_residual(sources, self.weight[0], norm.weight, norm.eps)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -7,7 +7,9 @@ the live slices of the tensors that are really there; the closed form lives in `
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -119,6 +121,21 @@ class HybridCache:
         self.layers = [_slot(config, layer) for layer in range(config.num_hidden_layers)]
         self.seen = 0
         self.padding = torch.zeros(batch_size, dtype=torch.long, device=device)
+        self._half_written = False
+
+    @contextmanager
+    def extending(self, tokens: int) -> Iterator[None]:
+        """Around a pass that writes ``tokens`` into every layer. If it fails on the way, layers disagree, and the cache says so from then on."""
+        self.require_whole()
+        self._half_written = True
+        with torch.no_grad():  # slots are written in place, which autograd would only refuse later
+            yield
+        self.seen += tokens
+        self._half_written = False
+
+    def require_whole(self) -> None:
+        if self._half_written:
+            raise ValueError("cache was left half written by a pass that was interrupted: restore a snapshot, or start a new cache")
 
     def check(self, config: K3Config, batch_size: int, what: str = "input_ids") -> None:
         """Refuse to work with another model's config or another batch."""
@@ -140,13 +157,14 @@ class HybridCache:
         return sum(slot.reserved_nbytes for slot in self.layers)
 
     def snapshot(self) -> CacheSnapshot:
+        self.require_whole()
         layers = tuple({name: x.clone() for name, x in slot.tensors().items()} for slot in self.layers)
         return CacheSnapshot(self.config, self.seen, self.padding.clone(), layers)
 
     def restore(self, snapshot: CacheSnapshot) -> None:
         """Go back to a snapshot of this cache, or of another one of the same model and batch."""
         self.check(snapshot.config, len(snapshot.padding), "snapshot")
-        self.seen, self.padding = snapshot.seen, snapshot.padding.clone()
+        self.seen, self.padding, self._half_written = snapshot.seen, snapshot.padding.clone(), False
         for slot, tensors in zip(self.layers, snapshot.layers):
             slot.load(tensors, self.seen)
 
@@ -160,18 +178,17 @@ class HybridCache:
 
     def save(self, path: str | Path) -> None:
         """Write the session to one safetensors file (replaced atomically), to be continued after :meth:`load`."""
+        self.require_whole()
         tensors = {f"layers.{i}.{name}": x for i, slot in enumerate(self.layers) for name, x in slot.tensors().items()}
-        config = {**self.config.to_hf(), "mixers": [self.config.mixer(i) for i in range(len(self.layers))]}
-        save_safetensors(path, {"padding": self.padding, **tensors}, {"seen": str(self.seen), "config": json.dumps(config)})
+        save_safetensors(path, {"padding": self.padding, **tensors}, {"seen": str(self.seen), "config": json.dumps(asdict(self.config))})
 
     @classmethod
     def load(cls, path: str | Path, model) -> HybridCache:
         """Read a session that ``model`` (same config) wrote. Raises ValueError for a damaged file or another model's session."""
         tensors, meta = load_safetensors(path)
-        mixers = [model.config.mixer(i) for i in range(model.config.num_hidden_layers)]
         if "seen" not in meta or "padding" not in tensors:
             raise ValueError(f"path: {path} does not hold a session")
-        if json.loads(meta["config"]) != json.loads(json.dumps({**model.config.to_hf(), "mixers": mixers})):
+        if json.loads(meta["config"]) != json.loads(json.dumps(asdict(model.config))):
             raise ValueError(f"path: {path} is the session of a model with another config")
         cache = model.new_cache(len(tensors["padding"]))
         device = cache.padding.device

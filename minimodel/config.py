@@ -1,8 +1,9 @@
 """K3Config: one frozen dataclass whose field names are the keys of the released ``config.json``.
 
-The released file nests the linear-attention settings under ``linear_attn_config``; so do we. Two fields are ours alone
-(``linear_mixer`` and ``full_mixer``: what stands in the KDA and MLA slots, for the control experiments) and never leave in
-``to_hf()``. Hyper-parameters of the released models: ``config.json`` of Kimi K3 and Kimi-Linear-48B-A3B, K3 report Table 1.
+The released file nests the linear-attention settings under ``linear_attn_config``; so do we. Four fields are ours
+alone: what stands in the KDA and MLA slots, for the control experiments. They are not part of ``to_hf()``; our own checkpoints write
+them under the key "ours", since released configs use such names for other things. Hyper-parameters of the released models:
+``config.json`` of Kimi K3 and Kimi-Linear-48B-A3B, K3 report Table 1.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 LINEAR_MIXERS = ("kda", "linear_attention", "mamba2", "delta_net", "gated_delta_net", "mha", "gqa", "sliding_window", "mla")
 FULL_MIXERS = ("mla", "mha", "gqa", "sliding_window", "kda")
+
+OURS = ("linear_mixer", "full_mixer", "num_key_value_groups", "sliding_window")  # fields that the released format does not have
 
 
 def hybrid_pattern(num_layers: int, ratio: int = 3) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -213,7 +216,7 @@ class K3Config:
         if not isinstance(hf, dict):
             raise ValueError(f"source: text_config must be a dict, got {type(hf).__name__}")
         _refuse_unsupported(hf)
-        known = {f.name for f in fields(cls)} - {"linear_attn_config"}
+        known = {f.name for f in fields(cls)} - {"linear_attn_config", *OURS}
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "linear_attn_config"):
             if name not in hf:
                 raise ValueError(f"source: config has no {name!r}")
@@ -223,13 +226,17 @@ class K3Config:
         linear = hf["linear_attn_config"]
         if isinstance(linear, dict):
             linear = {"use_full_rank_gate": False, "gate_lower_bound": None, **linear}
-        return cls(linear_attn_config=_linear_attn_from(linear), **{**older, **values})
+        ours = hf.get("ours", {})
+        for name in ours:
+            if name not in OURS:
+                raise ValueError(f"ours: unknown key {name!r}; keys are {OURS}")
+        return cls(linear_attn_config=_linear_attn_from(linear), **{**older, **values, **ours})
 
     def to_hf(self) -> dict[str, Any]:
         """The released ``config.json`` keys and values of this model; ``from_hf(c.to_hf()) == c`` for the plain K3 mixers."""
         out = asdict(self)
-        for ours in ("linear_mixer", "full_mixer", "num_key_value_groups", "sliding_window"):
-            del out[ours]
+        for name in OURS:
+            del out[name]
         lin = out["linear_attn_config"]
         lin["kda_layers"], lin["full_attn_layers"] = list(lin["kda_layers"]), list(lin["full_attn_layers"])
         return {"model_type": "kimi_linear", "num_key_value_heads": self.num_attention_heads, **out}
@@ -262,10 +269,7 @@ def _true_or_false(name: str, value: Any) -> None:
 
 def _refuse_unsupported(hf: dict[str, Any]) -> None:
     """Settings of the released format that would change the mathematics and that no released K3 or Kimi Linear uses."""
-    only = {
-        "mla_use_nope": True, "num_expert_group": 1, "topk_group": 1, "moe_router_activation_func": "sigmoid",
-        "num_nextn_predict_layers": 0,
-    }  # fmt: skip
+    only = {"num_expert_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0}
     for key, value in only.items():
         if hf.get(key, value) != value:
             raise ValueError(f"{key}={hf[key]!r} is not supported: this model implements {key}={value!r} only")

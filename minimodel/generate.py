@@ -67,21 +67,16 @@ def generate(
 
 
 def _tokens(model, ids, mask, cache, max_new_tokens, temperature, top_k, top_p, stops, seed) -> Iterator[Tensor]:
-    """The loop. In eval mode throughout; the model's own mode comes back at the end."""
+    """The loop. A pass with a cache is inference whatever the model's mode: it keeps no gradients and pools no router scores."""
     generator = None if seed is None else torch.Generator(ids.device).manual_seed(seed)
     done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
-    was_training = model.training
-    model.eval()
-    try:
-        for _ in range(max_new_tokens):
-            logits = model(ids, cache=cache, attention_mask=mask).logits[:, -1]
-            ids, mask = pick(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator).unsqueeze(1), None
-            yield torch.where(done, -1, ids[:, 0])
-            done = done | torch.isin(ids[:, 0], stops)
-            if bool(done.all()):
-                return
-    finally:
-        model.train(was_training)
+    for _ in range(max_new_tokens):
+        logits = model(ids, cache=cache, attention_mask=mask).logits[:, -1]
+        ids, mask = pick(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator).unsqueeze(1), None
+        yield torch.where(done, -1, ids[:, 0])
+        done = done | torch.isin(ids[:, 0], stops)
+        if bool(done.all()):
+            return
 
 
 def pick(
@@ -99,6 +94,7 @@ def pick(
     ranked, order = torch.sort(p, dim=-1, descending=True, stable=True)
     if top_k is not None:
         ranked[:, top_k:] = 0
+        ranked /= ranked.sum(-1, keepdim=True)  # top_p then counts among what top_k left
     if top_p is not None:
         ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0)  # the likeliest token always stays
     return order.gather(-1, torch.multinomial(ranked, 1, generator=generator)).squeeze(-1)

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from minimodel.checkpoint_layout import INDEX, RELEASED_K3, SINGLE, Layout, Slot, check_values, find, match, slots_of
-from minimodel.config import K3Config
+from minimodel.config import OURS, K3Config
 from minimodel.model import K3ForCausalLM
 from minimodel.mxfp4 import BLOCK, dequantize_mxfp4, quantize_mxfp4
 from minimodel.tensor_files import Entry, Staging, load_safetensors, read_entries, save_safetensors, write_entries
@@ -216,7 +216,7 @@ def _config_text(config: K3Config, layout: Layout) -> str:
         return layout.config
     hf: dict[str, Any] = config.to_hf()
     if K3Config.from_hf(hf) != config:  # a control experiment: the released keys do not say what stands in the slots
-        hf |= {f.name: getattr(config, f.name) for f in fields(config) if f.name not in hf}
+        hf["ours"] = {name: getattr(config, name) for name in OURS}
     if layout.packed_experts:
         weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": BLOCK, "scale_dtype": "torch.uint8"}
         groups = {"group_0": {"format": PACKED_FORMAT, "targets": ["Linear"], "weights": weights}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -26,26 +27,30 @@ class KimiDeltaAttention(Traced):
         y = W_o [sigmoid(W_g x) * RMSNorm(o)]                               gates read the *normed* layer input x
     """
 
-    def __init__(self, config, layer_idx: int = 0) -> None:
+    def __init__(self, config) -> None:
         super().__init__()
         lin = config.linear_attn_config
         D, H, K = config.hidden_size, lin.num_heads, lin.head_dim
         self.num_heads, self.head_dim, self.lower_bound = H, K, lin.gate_lower_bound
-        self.layer_idx = layer_idx
         self.q_proj, self.k_proj, self.v_proj = (linear(D, H * K) for _ in range(3))
         self.q_conv1d, self.k_conv1d, self.v_conv1d = (ShortConv(H * K, lin.short_conv_kernel_size) for _ in range(3))
-        self.f_a_proj, self.f_b_proj = linear(D, K), linear(K, H * K)
-        self.b_proj = linear(D, H)
-        self.A_log = nn.Parameter(torch.zeros(H))
-        self.dt_bias = nn.Parameter(torch.zeros(H * K))
-        if lin.use_full_rank_gate:
+        self._build_gates(D)
+        self.full_rank_gate = lin.use_full_rank_gate
+        if self.full_rank_gate:
             self.g_proj = linear(D, H * K)
         else:
             self.g_a_proj, self.g_b_proj = linear(D, K), linear(K, H * K)
         self.o_norm = RMSNorm(K, config.rms_norm_eps)  # one gain, shared by all heads
         self.o_proj = linear(H * K, D)
 
-    def reset_parameters(self, std: float) -> None:
+    def _build_gates(self, D: int) -> None:
+        H, K = self.num_heads, self.head_dim
+        self.f_a_proj, self.f_b_proj = linear(D, K), linear(K, H * K)
+        self.b_proj = linear(D, H)
+        self.A_log = nn.Parameter(torch.zeros(H))
+        self.dt_bias = nn.Parameter(torch.zeros(H * K))
+
+    def reset_parameters(self) -> None:
         """A_log = 0 and the Mamba-style bias for K3's gate; A_log = log U(1, 16) for Kimi Linear's (their reports)."""
         with torch.no_grad():
             if self.lower_bound is None:
@@ -77,33 +82,37 @@ class KimiDeltaAttention(Traced):
         qkv, tail = short_conv(qkv, taps, None if cache is None else cache.tail, cu_seqlens)
         q, k, v = (part.unflatten(-1, (H, K)) for part in F.silu(qkv).chunk(3, -1))
         q, k = l2norm(q), l2norm(k)
-        beta = torch.sigmoid(self.b_proj(x).to(self.A_log.dtype))
-        f = self.f_b_proj(self.f_a_proj(x)).unflatten(-1, (H, K))
-        bias = self.dt_bias.view(H, K)
-        if self.lower_bound is None:
-            g = softplus_log_decay(f, self.A_log, bias)
-        else:
-            g = bounded_log_decay(f, self.A_log, bias, self.lower_bound)
-
-        state = None if cache is None else cache.state
-        if self.tracing:
-            o, S = self._traced_recurrence(q, k, v, g, beta, state, cu_seqlens)
-        else:
-            o, S = kda(q, k, v, g, beta, initial_state=state, cu_seqlens=cu_seqlens, backend=backend)
+        g, beta = self._gates(x)
+        o, S = self._mix(q, k, v, g, beta, None if cache is None else cache.state, cu_seqlens, backend)
         if cache is not None:
-            cache.state, cache.tail = S, tail.clone()  # a view would keep the whole prompt alive
-        gate = self.g_proj(x) if hasattr(self, "g_proj") else self.g_b_proj(self.g_a_proj(x))
+            cache.state, cache.tail = S, tail
+        gate = self.g_proj(x) if self.full_rank_gate else self.g_b_proj(self.g_a_proj(x))
         y = self.o_norm(o) * torch.sigmoid(gate).unflatten(-1, (H, K))
         return self.o_proj(y.flatten(2))
 
-    def _traced_recurrence(self, q, k, v, g, beta, state, cu_seqlens) -> tuple[Tensor, Tensor]:
-        """The token loop, every state kept, for a recorder: q, k, v, alpha, beta, state (after each token) and output."""
+    def _gates(self, x: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B T H"]]:
+        """Log-decay g of every channel and write strength beta of every head."""
+        beta = torch.sigmoid(self.b_proj(x).to(self.A_log.dtype))
+        f = self.f_b_proj(self.f_a_proj(x)).unflatten(-1, (self.num_heads, self.head_dim))
+        bias = self.dt_bias.view(self.num_heads, self.head_dim)
+        if self.lower_bound is None:
+            return softplus_log_decay(f, self.A_log, bias), beta
+        return bounded_log_decay(f, self.A_log, bias, self.lower_bound), beta
+
+    def _mix(self, q, k, v, g, beta, state, cu_seqlens, backend) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"]]:
+        """The state's rule over time: outputs and the final state."""
+        if not self.tracing:
+            return kda(q, k, v, g, beta, initial_state=state, cu_seqlens=cu_seqlens, backend=backend)
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         inputs = [a.to(dtype) for a in (q * q.shape[-1] ** -0.5, k, v, g, beta)]
         S = inputs[1].new_zeros(len(q), self.num_heads, self.head_dim, self.head_dim) if state is None else state
-        bounds = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
-        documents = [kda_recurrent(*(x[:, a:b] for x in inputs), S, keep_states=True) for a, b in pairwise(bounds)]
-        outputs, finals, states = zip(*documents, strict=True)
-        o = torch.cat(outputs, 1)
-        self.emit(q=q, k=k, v=v, alpha=g.exp(), beta=beta, state=torch.cat(states, 1), output=o)
-        return o.to(q.dtype), torch.cat(finals)
+        o, S, states = by_document(lambda *x: kda_recurrent(*x, S, keep_states=True), inputs, cu_seqlens)
+        self.emit(q=q, k=k, v=v, alpha=g.exp(), beta=beta, state=states, output=o)  # a recorder sees the state after every token
+        return o.to(q.dtype), S
+
+
+def by_document(run: Callable[..., tuple[Tensor, Tensor, Tensor | None]], inputs: list[Tensor], cu_seqlens: Tensor | None):
+    """``run`` on every document of a packed row by itself: outputs joined along time, one final state a document, all states if kept."""
+    bounds = [0, inputs[0].shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+    outputs, finals, states = zip(*(run(*(x[:, a:b] for x in inputs)) for a, b in pairwise(bounds)), strict=True)
+    return torch.cat(outputs, 1), torch.cat(finals), None if states[0] is None else torch.cat(states, 1)

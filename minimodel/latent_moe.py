@@ -53,20 +53,18 @@ class StableLatentMoE(nn.Module):
         D, L = config.hidden_size, config.routed_expert_hidden_size
         self.gate = Router(config)
         self.experts = RoutedExperts(config, L or D)
-        if L is not None:
-            self.routed_expert_down_proj = linear(D, L)
-            self.routed_expert_up_proj = linear(L, D)
-            if config.latent_moe_use_norm:
-                self.routed_expert_norm = RMSNorm(L, config.rms_norm_eps)
-        if config.num_shared_experts:
-            self.shared_experts = GatedMLP(config, config.num_shared_experts * config.moe_intermediate_size)
+        latent, shared = L is not None, config.num_shared_experts * config.moe_intermediate_size
+        self.routed_expert_down_proj = linear(D, L) if latent else None
+        self.routed_expert_norm = RMSNorm(L, config.rms_norm_eps) if latent and config.latent_moe_use_norm else None
+        self.routed_expert_up_proj = linear(L, D) if latent else None
+        self.shared_experts = GatedMLP(config, shared) if shared else None
 
     def forward(self, x: Float[Tensor, "B T D"], mask: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B T D"]:
         flat = x.flatten(0, -2)
         weights, indices = self.gate(flat, None if mask is None else mask.flatten())
-        z = self.routed_expert_down_proj(flat) if hasattr(self, "routed_expert_down_proj") else flat
+        z = flat if self.routed_expert_down_proj is None else self.routed_expert_down_proj(flat)
         u = self.experts(z, weights, indices)
-        if hasattr(self, "routed_expert_norm"):
+        if self.routed_expert_norm is not None:
             u = self.routed_expert_norm(u)
-        y = (self.routed_expert_up_proj(u) if hasattr(self, "routed_expert_up_proj") else u).view_as(x)
-        return y + self.shared_experts(x) if hasattr(self, "shared_experts") else y
+        y = (u if self.routed_expert_up_proj is None else self.routed_expert_up_proj(u)).view_as(x)
+        return y if self.shared_experts is None else y + self.shared_experts(x)

@@ -63,6 +63,8 @@ def short_conv(
     Returns: y [B, T, P] and the new tail [B, W-1, P].
     """
     W, T = weight.shape[-1], x.shape[1]
+    if tail is not None and cu_seqlens is not None:
+        raise ValueError("tail continues one sequence and cu_seqlens packs several: give one of them")
     if tail is None:
         tail = x.new_zeros(x.shape[0], W - 1, x.shape[2])
     if tail.dtype != x.dtype:
@@ -99,7 +101,7 @@ class ShortConv(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, 1, width))
 
-    def reset_parameters(self, std: float) -> None:
+    def reset_parameters(self) -> None:
         nn.init.uniform_(self.weight, -self.weight.shape[-1] ** -0.5, self.weight.shape[-1] ** -0.5)
 
 

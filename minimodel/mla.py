@@ -27,13 +27,14 @@ class GatedMLA(Traced):
     query can be *absorbed* into the latent space, ``W_kvb,K^T q_nope``, and decoding never expands the cache.
     """
 
-    def __init__(self, config, layer_idx: int = 0, *, output_gate: bool | None = None) -> None:
+    def __init__(self, config) -> None:
         super().__init__()
         D, H = config.hidden_size, config.num_attention_heads
-        self.num_heads, self.layer_idx = H, layer_idx
+        self.num_heads = H
         self.nope, self.extra, self.v_dim = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
         self.rank = config.kv_lora_rank
-        if config.q_lora_rank is None:
+        self.full_rank_query = config.q_lora_rank is None
+        if self.full_rank_query:
             self.q_proj = linear(D, H * (self.nope + self.extra))
         else:
             self.q_a_proj = linear(D, config.q_lora_rank)
@@ -42,8 +43,7 @@ class GatedMLA(Traced):
         self.kv_a_proj_with_mqa = linear(D, self.rank + self.extra)
         self.kv_a_layernorm = RMSNorm(self.rank, LATENT_EPS)
         self.kv_b_proj = linear(self.rank, H * (self.nope + self.v_dim))
-        if config.mla_use_output_gate if output_gate is None else output_gate:
-            self.g_proj = linear(D, H * self.v_dim)
+        self.g_proj = linear(D, H * self.v_dim) if config.mla_use_output_gate else None
         self.o_proj = linear(H * self.v_dim, D)
 
     def forward(
@@ -57,7 +57,7 @@ class GatedMLA(Traced):
         backend: str = "auto",
     ) -> Float[Tensor, "B T D"]:
         """Read the whole past. ``padding`` counts each row's left padding, cached tokens included; ``mask`` and ``backend`` are KDA's."""
-        q = self.q_proj(x) if hasattr(self, "q_proj") else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        q = self.q_proj(x) if self.full_rank_query else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         q = q.unflatten(-1, (self.num_heads, self.nope + self.extra)).transpose(1, 2)
         c, e = self.kv_a_proj_with_mqa(x).split([self.rank, self.extra], -1)
         latent = torch.cat([self.kv_a_layernorm(c), e], -1)
@@ -67,7 +67,7 @@ class GatedMLA(Traced):
         one_token = x.shape[1] == 1 and cache is not None
         o = self._absorbed(q, latent, allowed) if one_token else self._expanded(q, latent, allowed)
         o = o.transpose(1, 2).flatten(2)
-        if hasattr(self, "g_proj"):
+        if self.g_proj is not None:
             gate = torch.sigmoid(self.g_proj(x))
             self.emit(gate=gate.unflatten(-1, (self.num_heads, self.v_dim)))
             o = gate * o

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from minimodel.attention_residuals import DepthReader, DepthSources, PseudoQuery
+from minimodel.attention_residuals import DepthSources, PseudoQuery
 from minimodel.cache import HybridCache
 from minimodel.config import K3Config
-from minimodel.delta_rule import check_cu_seqlens
+from minimodel.delta_rule import BACKENDS, check_cu_seqlens
 from minimodel.kda import KimiDeltaAttention
 from minimodel.latent_moe import RoutedExperts, StableLatentMoE
 from minimodel.layers import GatedMLP, RMSNorm, ShortConv, linear
@@ -36,12 +36,12 @@ def build_mixer(config: K3Config, layer: int) -> nn.Module:
     """The sequence mixer of 0-based ``layer``: KDA or Gated MLA, or a baseline named by the config."""
     name = config.mixer(layer)
     if name == "kda":
-        return KimiDeltaAttention(config, layer)
+        return KimiDeltaAttention(config)
     if name == "mla":
-        return GatedMLA(config, layer)
+        return GatedMLA(config)
     from minimodel.baselines import build_baseline
 
-    return build_baseline(name, config, layer)
+    return build_baseline(name, config)
 
 
 class K3Block(nn.Module):
@@ -50,26 +50,21 @@ class K3Block(nn.Module):
     def __init__(self, config: K3Config, layer: int) -> None:
         super().__init__()
         D, eps = config.hidden_size, config.rms_norm_eps
+        depth = config.attn_res_block_size is not None
         self.self_attn = build_mixer(config, layer)
-        if config.is_moe_layer(layer):
-            self.block_sparse_moe = StableLatentMoE(config)
-        else:
-            self.mlp = GatedMLP(config, config.intermediate_size)
-        self.input_layernorm = RMSNorm(D, eps)
-        self.post_attention_layernorm = RMSNorm(D, eps)
-        if config.attn_res_block_size is not None:
-            self.self_attention_res_norm, self.mlp_res_norm = RMSNorm(D, eps), RMSNorm(D, eps)
-            self.self_attention_res_proj, self.mlp_res_proj = PseudoQuery(D), PseudoQuery(D)
-        self.attn_reader, self.mlp_reader = DepthReader(), DepthReader()
+        moe = config.is_moe_layer(layer)
+        self.block_sparse_moe = StableLatentMoE(config) if moe else None
+        self.mlp = None if moe else GatedMLP(config, config.intermediate_size)
+        self.input_layernorm, self.post_attention_layernorm = RMSNorm(D, eps), RMSNorm(D, eps)
+        self.self_attention_res_proj, self.mlp_res_proj = (PseudoQuery(D) if depth else None for _ in range(2))
+        self.self_attention_res_norm, self.mlp_res_norm = (RMSNorm(D, eps) if depth else None for _ in range(2))
 
     def forward(self, depth: DepthSources, *, mask: Bool[Tensor, "B T"] | None, **mixing) -> None:
         """Read, transform, write, twice. ``mixing`` goes to the mixer: cache slot, document bounds, padding, backend."""
-        h = self.attn_reader(depth, getattr(self, "self_attention_res_proj", None), getattr(self, "self_attention_res_norm", None))
-        depth.write(self.self_attn(self.input_layernorm(h), mask=mask, **mixing))
-        h = self.post_attention_layernorm(
-            self.mlp_reader(depth, getattr(self, "mlp_res_proj", None), getattr(self, "mlp_res_norm", None))
-        )
-        depth.write(self.mlp(h) if hasattr(self, "mlp") else self.block_sparse_moe(h, mask))
+        h = self.input_layernorm(depth.read(self.self_attention_res_proj, self.self_attention_res_norm))
+        depth.write(self.self_attn(h, mask=mask, **mixing))
+        h = self.post_attention_layernorm(depth.read(self.mlp_res_proj, self.mlp_res_norm))
+        depth.write(self.mlp(h) if self.mlp is not None else self.block_sparse_moe(h, mask))
 
 
 class K3Model(nn.Module):
@@ -81,22 +76,21 @@ class K3Model(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(K3Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        if config.attn_res_block_size is not None:
-            self.output_attn_res_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-            self.output_attn_res_proj = PseudoQuery(config.hidden_size)
-        self.output_reader = DepthReader()
+        depth = config.attn_res_block_size is not None
+        self.output_attn_res_proj = PseudoQuery(config.hidden_size) if depth else None
+        self.output_attn_res_norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if depth else None
         self._name_traces()
 
     def _name_traces(self) -> None:
-        self.output_reader._trace_name = "output_res"
+        named = {"output_res": self.output_attn_res_proj}
         for i, block in enumerate(self.layers):
-            kind = "kda" if isinstance(block.self_attn, KimiDeltaAttention) else "mla" if isinstance(block.self_attn, GatedMLA) else "mixer"
-            if isinstance(block.self_attn, Traced):
-                block.self_attn._trace_name = f"layers.{i}.{kind}"
-            block.attn_reader._trace_name = f"layers.{i}.attn_res"
-            block.mlp_reader._trace_name = f"layers.{i}.mlp_res"
-            if hasattr(block, "block_sparse_moe"):
-                block.block_sparse_moe.gate._trace_name = f"layers.{i}.moe"
+            mixer = self.config.mixer(i)
+            named[f"layers.{i}.{mixer if mixer in ('kda', 'mla') else 'mixer'}"] = block.self_attn
+            named[f"layers.{i}.attn_res"], named[f"layers.{i}.mlp_res"] = block.self_attention_res_proj, block.mlp_res_proj
+            named[f"layers.{i}.moe"] = block.block_sparse_moe and block.block_sparse_moe.gate
+        for name, part in named.items():
+            if part is not None:
+                part._trace_name = name
 
     def forward(
         self,
@@ -113,8 +107,7 @@ class K3Model(nn.Module):
         for i, layer in enumerate(self.layers):
             slot = None if cache is None else cache.layers[i]
             layer(depth, mask=mask, cache=slot, padding=padding, cu_seqlens=cu_seqlens, backend=backend)
-        query, norm = getattr(self, "output_attn_res_proj", None), getattr(self, "output_attn_res_norm", None)
-        return self.norm(self.output_reader(depth, query, norm))
+        return self.norm(depth.read(self.output_attn_res_proj, self.output_attn_res_norm))
 
 
 class K3ForCausalLM(Traced):
@@ -145,8 +138,8 @@ class K3ForCausalLM(Traced):
             elif isinstance(module, RoutedExperts):
                 for w in (module.w1, module.w3, module.w2):
                     nn.init.normal_(w, std=std)
-            elif isinstance(module, ShortConv) or (hasattr(module, "reset_parameters") and module is not self):
-                module.reset_parameters(std)
+            elif hasattr(module, "reset_parameters") and module is not self:
+                module.reset_parameters()
 
     def forward(
         self,
@@ -168,20 +161,15 @@ class K3ForCausalLM(Traced):
             cu_seqlens: document bounds of one packed row; nothing leaks across them. Not with a cache.
             backend: the delta rule's backend, see :func:`minimodel.kda`.
         """
-        self._check(input_ids, labels, cache, attention_mask, cu_seqlens)
+        self._check(input_ids, labels, cache, attention_mask, cu_seqlens, backend)
         mask = None if attention_mask is None or bool((attention_mask != 0).all()) else attention_mask != 0
         padding = None if mask is None else (~mask).sum(1)
-        if cache is not None:
-            if mask is not None:
-                cache.padding = padding
-            padding = cache.padding
-        with nullcontext() if cache is None else torch.no_grad():
-            hidden = self.model(
-                input_ids, cache=cache, mask=mask, padding=padding, cu_seqlens=cu_seqlens, backend=backend
-            )
+        with nullcontext() if cache is None else cache.extending(input_ids.shape[1]):
+            if cache is not None:
+                cache.padding = cache.padding if mask is None else padding
+                padding = cache.padding
+            hidden = self.model(input_ids, cache=cache, mask=mask, padding=padding, cu_seqlens=cu_seqlens, backend=backend)
             logits = self.lm_head(hidden)
-        if cache is not None:
-            cache.seen += input_ids.shape[1]
         self.emit(logits=logits)
         loss = None
         if labels is not None:
@@ -201,7 +189,9 @@ class K3ForCausalLM(Traced):
         for router in self.routers():
             router.update_bias()
 
-    def _check(self, input_ids, labels, cache, attention_mask, cu_seqlens) -> None:
+    def _check(self, input_ids, labels, cache, attention_mask, cu_seqlens, backend) -> None:
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
         if not isinstance(input_ids, Tensor) or input_ids.is_floating_point() or input_ids.is_complex():
             raise TypeError(f"input_ids must be an integer tensor, got {getattr(input_ids, 'dtype', type(input_ids).__name__)}")
         if input_ids.dim() != 2 or 0 in input_ids.shape:

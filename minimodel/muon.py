@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at zero; singular values land in about 0.68 .. 1.14, not exactly at 1
 PER_HEAD = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj")  # rows are grouped by head; W_o and the gates are not listed
-UNDECAYED = ("A_log", "dt_bias")  # decay-gate parameters: a pull to zero would change how long the memory lasts
 METHODS = ("muon", "adamw")
 
 
@@ -125,7 +124,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dic
         if not p.requires_grad:
             continue
         leaf = name.rpartition(".")[2]
-        vector = p.ndim < 2 or (p.ndim == 2 and p.shape[0] == 1) or leaf in UNDECAYED
+        vector = p.ndim < 2 or (p.ndim == 2 and p.shape[0] == 1)  # A_log and dt_bias too: decay would change how long a memory lasts
         stack = p.ndim == 3 and min(p.shape[1:]) > 1  # experts [E, F, L]; a depthwise convolution is [P, 1, 4]
         muon = stack or (p.ndim == 2 and leaf == "weight" and not vector and p not in tables)
         key = ("muon" if muon else "adamw", heads.get(p, 1), 0.0 if vector else weight_decay)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minimodel.cache import HybridCache, Rows
+from minimodel.cache import FixedState, HybridCache, Rows
 
 Tokens = Int[Tensor, "1 T"] | Int[Tensor, " T"] | Sequence[int]  # one prompt
 Entry = dict[int, dict[str, Tensor]]  # layer -> tensors
@@ -28,7 +28,8 @@ class PrefixCache:
         logits = model(ids[:, n:], cache=cache).logits
         prefix.insert(ids, cache)
 
-    Entries are copies: a cache that was handed out can be extended freely.
+    Entries are copies: a cache that was handed out can be extended freely. They belong to the weights they were computed with: after training
+    on, start a new one.
     """
 
     def __init__(self, model, *, block_tokens: int = 64, max_bytes: int = 256 * 2**20) -> None:
@@ -86,17 +87,9 @@ class PrefixCache:
             raise ValueError("cache began with padding; a prefix starts at its first token")
         names, size = self._names(ids), self.block_tokens
         for n, name in enumerate(names):
-            rows = {
-                layer: {"rows": slot.live[:, n * size : (n + 1) * size].clone()}
-                for layer, slot in enumerate(cache.layers) if _shareable(slot)
-            }  # fmt: skip
-            self._put(("block", name), rows)
+            self._put(("block", name), cache, _shareable, slice(n * size, (n + 1) * size))
         if names and len(ids) == len(names) * size:
-            fixed = {
-                layer: {key: x.clone() for key, x in slot.tensors().items()}
-                for layer, slot in enumerate(cache.layers) if not _shareable(slot)
-            }  # fmt: skip
-            self._put(("checkpoint", names[-1]), fixed)
+            self._put(("checkpoint", names[-1]), cache, lambda slot: not _shareable(slot), slice(None))
         self._touch(names)
         self._evict()
 
@@ -124,10 +117,16 @@ class PrefixCache:
             names.append(chain.hex())
         return names
 
-    def _put(self, key: tuple[str, str], entry: Entry) -> None:
-        if key not in self._entries:
-            self._entries[key] = entry
-            self.nbytes += _nbytes(entry)
+    def _put(self, key: tuple[str, str], cache: HybridCache, belongs: Callable[[Rows | FixedState], bool], rows: slice) -> None:
+        """Copy the chosen layers' tensors (only ``rows`` of a row store) under ``key``, unless they are there."""
+        if key in self._entries:
+            return
+        slots = [(layer, slot) for layer, slot in enumerate(cache.layers) if belongs(slot)]
+        entry = {
+            layer: {name: (x[:, rows] if isinstance(slot, Rows) else x).clone() for name, x in slot.tensors().items()} for layer, slot in slots
+        }
+        self._entries[key] = entry
+        self.nbytes += _nbytes(entry)
 
     def _touch(self, names: list[str]) -> None:
         """Mark a prefix as used; its beginning last, so that eviction takes a chain from its far end."""

@@ -57,7 +57,7 @@ def quantile_bias(
         raise ValueError("scores must hold at least one token, got 0")
     if estimator == "histogram":
         pooled = MarginHistogram(bias, top_k, bins=bins)
-        pooled.add(scores)
+        pooled.add(scores.detach(), route(scores.detach().double(), pooled.bias, top_k)[2])
         return pooled.next_bias().to(bias.dtype)
     margins = scores.double() - route(scores.double(), bias.double(), top_k)[2][:, None]
     rank = min(S * top_k // E, S - 1)  # 0-based: the (q+1)-th largest
@@ -76,9 +76,9 @@ class MarginHistogram:
         self.counts = torch.zeros(len(bias), bins, dtype=torch.long, device=bias.device)
         self.tokens = 0
 
-    def add(self, scores: Float[Tensor, "S E"]) -> None:
-        scores = scores.detach().double()
-        margins = route(scores, self.bias, self.top_k)[2][:, None] - scores
+    def add(self, scores: Float[Tensor, "S E"], cutoff: Float[Tensor, "S"]) -> None:
+        """Count a micro-batch: scores after the sigmoid and the cutoffs that :func:`route` gave with this step's bias."""
+        margins = cutoff.double()[:, None] - scores.double()
         cells = ((margins - self.low) / self.width).floor().clamp(0, self.bins - 1).long()
         self.counts.scatter_add_(1, cells.T, torch.ones_like(cells.T))
         self.tokens += len(scores)
@@ -109,8 +109,8 @@ def balance_loss(scores: Float[Tensor, "S E"], indices: Int[Tensor, "S k"]) -> F
 class Router(Traced):
     """Sigmoid scores over all experts, read from the full hidden state in float32, with a balancing bias.
 
-    In training mode it pools margins; :meth:`update_bias`, called once after the optimizer's step, turns them into the next bias. In eval mode
-    the bias is frozen.
+    A training pass (training mode, gradients on) pools margins; :meth:`update_bias`, called once after the optimizer's step, turns them into
+    the next bias. In eval mode, under ``no_grad`` and with a cache nothing is pooled, and the bias is frozen.
     """
 
     def __init__(self, config) -> None:
@@ -128,18 +128,19 @@ class Router(Traced):
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         scores = torch.sigmoid(x.to(dtype) @ self.weight.to(dtype).T)
         weights, indices, cutoff = route(scores, self.e_score_correction_bias.to(dtype), self.top_k, renormalize=self.renormalize)
-        if self.training and self.top_k < scores.shape[1]:
-            self._pool(scores.detach() if valid is None else scores.detach()[valid])
+        if self.training and torch.is_grad_enabled() and self.top_k < scores.shape[1]:
+            chosen = slice(None) if valid is None else valid
+            self._pool(scores.detach()[chosen], cutoff.detach()[chosen])
         self.emit(scores=scores, indices=indices, weights=weights, cutoff=cutoff)
         return weights * self.scale, indices
 
-    def _pool(self, scores: Tensor) -> None:
+    def _pool(self, scores: Tensor, cutoff: Tensor) -> None:
         if self.estimator == "exact":
             self._pooled = [*(self._pooled or []), scores]
         else:
             if self._pooled is None:
                 self._pooled = MarginHistogram(self.e_score_correction_bias, self.top_k)
-            self._pooled.add(scores)
+            self._pooled.add(scores, cutoff)
 
     def forget(self) -> None:
         """Drop what was pooled since the last update, as if those passes had not been."""

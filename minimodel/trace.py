@@ -41,6 +41,9 @@ class Traced(nn.Module):
     _trace: Trace | None = None
     _trace_name = ""
 
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in self.__dict__.items() if name != "_trace"}  # a copy of a module is not being recorded
+
     @property
     def tracing(self) -> bool:
         return self._trace is not None

@@ -1,6 +1,6 @@
 """What stands in the model's attention slots for the control experiments: ``K3Config.linear_mixer`` and ``full_mixer`` name it.
 
-Every class has the block interface of ``KimiDeltaAttention`` and ``GatedMLA``: ``Mixer(config, layer_idx)``, and
+Every class has the block interface of ``KimiDeltaAttention`` and ``GatedMLA``: ``Mixer(config)``, and
 ``forward(x, cache=..., mask=..., cu_seqlens=..., padding=..., backend=...)`` on the normed layer input. None of them knows positions.
 Plain MLA is ``GatedMLA`` with ``mla_use_output_gate=False``.
 """
@@ -27,8 +27,8 @@ BASELINES: dict[str, type[Traced]] = {
 }
 
 
-def build_baseline(name: str, config, layer_idx: int = 0) -> Traced:
+def build_baseline(name: str, config) -> Traced:
     """The baseline mixer that the config calls ``name``. Raises ValueError for a name that is none."""
     if name not in BASELINES:
         raise ValueError(f"name must be one of {sorted(BASELINES)}, got {name!r}")
-    return BASELINES[name](config, layer_idx)
+    return BASELINES[name](config)

@@ -44,14 +44,14 @@ class MultiHeadAttention(Traced):
     The cache gains 2 H K numbers a token.
     """
 
-    def __init__(self, config, layer_idx: int = 0, *, kv_heads: int | None = None, window: int | None = None) -> None:
+    def __init__(self, config, *, kv_heads: int | None = None, window: int | None = None) -> None:
         super().__init__()
         D, H, K = config.hidden_size, config.num_attention_heads, config.qk_nope_head_dim
         G = H if kv_heads is None else kv_heads
         if G < 1 or H % G:
             raise ValueError(f"kv_heads={G} must divide num_attention_heads={H}")
         self.num_heads, self.kv_heads, self.head_dim = H, G, K
-        self.window, self.layer_idx = window, layer_idx
+        self.window = window
         self.q_proj, self.k_proj, self.v_proj = linear(D, H * K), linear(D, G * K), linear(D, G * K)
         self.o_proj = linear(H * K, D)
 
@@ -82,12 +82,12 @@ class MultiHeadAttention(Traced):
 class GroupedQueryAttention(MultiHeadAttention):
     """Groups of heads share one copy of keys and values (Ainslie et al. 2023): num_key_value_groups copies instead of one a head."""
 
-    def __init__(self, config, layer_idx: int = 0) -> None:
-        super().__init__(config, layer_idx, kv_heads=config.num_key_value_groups)
+    def __init__(self, config) -> None:
+        super().__init__(config, kv_heads=config.num_key_value_groups)
 
 
 class SlidingWindowAttention(MultiHeadAttention):
     """A token reads itself and the sliding_window - 1 tokens before it; older keys and values are dropped (Mistral 7B, 2023)."""
 
-    def __init__(self, config, layer_idx: int = 0) -> None:
-        super().__init__(config, layer_idx, window=config.sliding_window)
+    def __init__(self, config) -> None:
+        super().__init__(config, window=config.sliding_window)

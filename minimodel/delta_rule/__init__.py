@@ -82,8 +82,8 @@ def _document_positions(cu_seqlens: Tensor) -> Tensor:
 
 def _unpack(x: Tensor, positions: Tensor) -> Tensor:
     """Packed [T, ...] to a zero-padded batch [N, longest, ...]. Zero rows do nothing: no decay, no write."""
-    rows = x[positions.clamp_min(0)]
-    return rows * (positions >= 0).view(*positions.shape, *([1] * (x.dim() - 1))).to(x.dtype)
+    there = (positions >= 0).view(*positions.shape, *([1] * (x.dim() - 1)))
+    return torch.where(there, x[positions.clamp_min(0)], 0.0)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> None:

@@ -27,8 +27,9 @@ def decayed_products(
     C = G.shape[-2]
     A, P = [], []
     for rows in _tiles(C):
-        down, up = _factors(k, G, rows, dense)
-        products = torch.cat([down * k[..., rows, :], down * q[..., rows, :]], -2) @ up.mT
+        down, up = decay_factors(G, rows, dense)
+        columns = up * k[..., : up.shape[-2], :]
+        products = torch.cat([down * k[..., rows, :], down * q[..., rows, :]], -2) @ columns.mT
         if not dense:
             decay = _pair_decay(G[..., rows, :])
             diagonal = [torch.einsum("...ik,...jk,...ijk->...ij", x[..., rows, :], k[..., rows, :], decay) for x in (k, q)]
@@ -53,14 +54,14 @@ def decayed_products_backward(
     """
     dq, dk_row, dk_column = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(k)
     for rows in _tiles(G.shape[-2]):
-        down, up = _factors(k, G, rows, dense)
+        down, up = decay_factors(G, rows, dense)
         last = up.shape[-2]
         dAP = torch.cat([dA[..., rows, :last], dP[..., rows, :last]], -2)
-        from_rows = dAP @ up
+        from_rows = dAP @ (up * k[..., :last, :])
         dk_row[..., rows, :] = down * from_rows[..., :TILE, :]
         dq[..., rows, :] = down * from_rows[..., TILE:, :]
         both = torch.cat([down * k[..., rows, :], down * q[..., rows, :]], -2)
-        dk_column[..., :last, :] += dAP.mT @ both * _up_decay(G, rows, dense)
+        dk_column[..., :last, :] += dAP.mT @ both * up
         if not dense:
             decay, k_, q_ = _pair_decay(G[..., rows, :]), k[..., rows, :], q[..., rows, :]
             dA_, dP_ = dA[..., rows, rows], dP[..., rows, rows]
@@ -80,15 +81,10 @@ def _origin(G: Tensor, rows: slice, dense: bool) -> Tensor:
     return G[..., rows.start + (TILE // 2 - 1 if dense else 0), None, :]
 
 
-def _up_decay(G: Tensor, rows: slice, dense: bool) -> Tensor:
-    """exp(origin - G_j) for the columns that a tile of rows covers with one product."""
-    return (_origin(G, rows, dense) - G[..., : rows.stop if dense else rows.start, :]).exp_()
-
-
-def _factors(k: Tensor, G: Tensor, rows: slice, dense: bool) -> tuple[Tensor, Tensor]:
-    """Row factor exp(G_i - origin) [16, K] and column factor exp(origin - G_j) k_j [columns, K]."""
-    up = _up_decay(G, rows, dense)
-    return (G[..., rows, :] - _origin(G, rows, dense)).exp_(), up * k[..., : up.shape[-2], :]
+def decay_factors(G: Float[Tensor, "*N C K"], rows: slice, dense: bool) -> tuple[Float[Tensor, "*N 16 K"], Float[Tensor, "*N columns K"]]:
+    """exp(G_i - origin) of a tile of rows, and exp(origin - G_j) of the columns that it covers with one product."""
+    origin = _origin(G, rows, dense)
+    return (G[..., rows, :] - origin).exp_(), (origin - G[..., : rows.stop if dense else rows.start, :]).exp_()
 
 
 def _pair_decay(G: Float[Tensor, "*N 16 K"]) -> Float[Tensor, "*N 16 16 K"]:

@@ -33,7 +33,7 @@ def mixer(name: str) -> torch.nn.Module:
     module = build_baseline(name, CONFIG).double()
     for part in module.modules():
         if hasattr(part, "reset_parameters") and not isinstance(part, torch.nn.Linear):
-            part.reset_parameters(0.02)
+            part.reset_parameters()
     return module
 
 
@@ -190,7 +190,7 @@ def test_rule_against_the_transition_matrix(name):
     eye = torch.eye(8, dtype=torch.float64)
     S = torch.zeros(2, 2, 8, 8, dtype=torch.float64)
     for i in range(T):
-        k, v, a, w = t["k"][:, i], t["v"][:, i], t["alpha"][:, i, :, None, None], t["beta"][:, i, :, None, None]
+        k, v, a, w = t["k"][:, i], t["v"][:, i], t["alpha"][:, i, :, :1, None], t["beta"][:, i, :, None, None]
         outer = k.unsqueeze(-1) * k.unsqueeze(-2)
         transition = {
             "linear_attention": eye, "mamba2": a * eye, "delta_net": eye - w * outer, "gated_delta_net": (eye - w * outer) * a,

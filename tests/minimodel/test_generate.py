@@ -93,16 +93,37 @@ def test_sampled_frequencies_are_the_truncated_softmax():
     assert p[0] < 0.8 < p[0] + p[2]
     torch.testing.assert_close(frequencies(temperature=1.0, top_p=0.8), two, rtol=0, atol=0.015)
     assert frequencies(temperature=1.0, top_p=1e-9)[0] == 1  # the likeliest token always stays
+    even = torch.tensor([0.5, 0.25, 0.25]).log().repeat(1000, 1)
+    assert bool((pick(even, temperature=1.0, top_p=0.5, generator=generator) == 0).all())  # exactly reached is enough
+    four = torch.tensor([0.3, 0.25, 0.25, 0.2]).log().repeat(1000, 1)
+    assert bool((pick(four, temperature=1.0, top_k=2, top_p=0.5, generator=generator) == 0).all())  # counted among what top_k left
 
 
-def test_the_models_mode_comes_back(model):
+def test_generation_is_not_training(model):
+    """Whatever the model's mode: the same tokens, the mode stays, and no router pools what it saw."""
+    want = generate(model, tokens(1, 4), max_new_tokens=3)
     model.train()
-    generate(model, tokens(1, 4), max_new_tokens=2)
-    assert model.training
+    stream = generate(model, tokens(1, 4), max_new_tokens=3, stream=True)
+    assert int(next(stream)) == int(want[0, 4]) and model.training
+    assert torch.equal(generate(model, tokens(1, 4), max_new_tokens=3), want)
+    assert all(router._pooled is None for router in model.routers())
     model.eval()
-    generate(model, tokens(1, 4), max_new_tokens=2)
-    assert not model.training
-    assert all(router._pooled is None for router in model.routers())  # generation is not training: no scores were pooled
+
+
+def test_an_interrupted_pass_is_noticed(model):
+    cache = model.new_cache(1)
+    generate(model, tokens(1, 4), max_new_tokens=2, cache=cache)
+    snapshot = cache.snapshot()
+    last = model.model.layers[-1].block_sparse_moe
+    model.model.layers[-1].block_sparse_moe = None  # the pass fails after the other layers have written
+    with pytest.raises(TypeError):
+        model(tokens(1, 1), cache=cache)
+    model.model.layers[-1].block_sparse_moe = last
+    for use in (lambda: model(tokens(1, 1), cache=cache), cache.snapshot):
+        with pytest.raises(ValueError, match="cache was left half written by a pass that was interrupted"):
+            use()
+    cache.restore(snapshot)
+    assert model(tokens(1, 1), cache=cache).cache.seen == snapshot.seen + 1
 
 
 def test_a_session_is_saved_reloaded_and_continued(model, tmp_path):
@@ -131,7 +152,7 @@ def test_wrong_arguments(model, tmp_path):
             generate(model, ids, **{"max_new_tokens": 2, **settings})
     with pytest.raises(ValueError, match="input_ids must hold at least one prompt and no empty one"):
         generate(model, [[1, 2], []], max_new_tokens=1)
-    with pytest.raises(ValueError, match=r"input_ids must lie in 0\.\.122 \(vocab_size\), got 1\.\.500"):
+    with pytest.raises(ValueError, match=r"input_ids must lie in 0\.\.123 \(vocab_size\), got 1\.\.500"):
         generate(model, torch.tensor([[1, 500]]), max_new_tokens=1)
     with pytest.raises(ValueError, match="cache holds batch_size 2, input_ids has 1"):
         generate(model, ids, max_new_tokens=1, cache=model.new_cache(2))

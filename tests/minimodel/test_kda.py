@@ -201,11 +201,11 @@ def test_left_padding_leaves_no_trace(pad):
 def test_start_of_training():
     """K3: A_log = 0; Kimi Linear: exp(A_log) uniform in 1..16; the same Mamba-style bias in both."""
     k3 = KimiDeltaAttention(tiny_config())
-    k3.reset_parameters(0.02)
+    k3.reset_parameters()
     assert k3.A_log.abs().max() == 0
     config = tiny_config(linear_attn_config=replace(tiny_config().linear_attn_config, num_heads=500, head_dim=1, **SOFTPLUS))
     linear = KimiDeltaAttention(config)
-    linear.reset_parameters(0.02)
+    linear.reset_parameters()
     A = linear.A_log.detach().exp()
     assert 1 <= float(A.min()) < 1.5 and 15.5 < float(A.max()) <= 16
     for m in (k3, linear):

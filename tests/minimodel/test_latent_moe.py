@@ -147,15 +147,15 @@ def test_block_is_its_equation(changes):
             h = x[b, t]
             scores = torch.sigmoid(m.gate.weight @ h)  # the router reads the full width
             chosen = (scores + m.gate.e_score_correction_bias).topk(m.gate.top_k).indices
-            z = m.routed_expert_down_proj(h) if hasattr(m, "routed_expert_down_proj") else h
+            z = m.routed_expert_down_proj(h) if m.routed_expert_down_proj is not None else h
             p = 1.5 * scores / scores[chosen].sum()
             u = sum(p[e] * (m.experts.w2[e] @ situ_glu(m.experts.w1[e] @ z, m.experts.w3[e] @ z)) for e in chosen)
-            if hasattr(m, "routed_expert_norm"):  # after the sum
+            if m.routed_expert_norm is not None:  # after the sum
                 u = m.routed_expert_norm.weight * u / (u.square().mean() + 1e-5).sqrt()
-            y = m.routed_expert_up_proj(u) if hasattr(m, "routed_expert_up_proj") else u
-            expected[b, t] = y + m.shared_experts(h) if hasattr(m, "shared_experts") else y
+            y = m.routed_expert_up_proj(u) if m.routed_expert_up_proj is not None else u
+            expected[b, t] = y + m.shared_experts(h) if m.shared_experts is not None else y
     torch.testing.assert_close(m(x), expected, rtol=1e-10, atol=1e-11)
-    assert hasattr(m, "routed_expert_norm") == (changes.get("latent_moe_use_norm", True) and "routed_expert_hidden_size" not in changes)
+    assert (m.routed_expert_norm is not None) == (changes.get("latent_moe_use_norm", True) and "routed_expert_hidden_size" not in changes)
 
 
 def test_fused_shared_experts_are_two_summed():

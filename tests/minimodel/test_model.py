@@ -194,7 +194,7 @@ def test_lower_precision_follows(dtype):
     out = low(ids, labels=ids)
     assert out.logits.dtype == dtype and out.loss.dtype == torch.float32
     if dtype == torch.float32:
-        assert_within(out.logits, expected, 1e-5)
+        assert_within(out.logits, expected, 5e-5)
     out.loss.backward()
     assert all(bool(torch.isfinite(p.grad).all()) for p in low.parameters() if p.grad is not None)
 

@@ -91,14 +91,19 @@ def test_bytes_are_bounded_and_the_least_recently_used_goes_first(model):
 
 
 def test_eviction_takes_a_chain_from_its_far_end(model):
+    """Used again, a chain's beginning counts as used last: without it the rest could not be reached."""
     prefix = PrefixCache(model, block_tokens=BLOCK)
     ids = tokens(60)
-    for n in (10, 60):
-        prefix.read(ids[:, :n])
-    prefix.max_bytes = prefix.nbytes - 1
     prefix.read(ids[:, :10])
+    prefix.read(ids)  # checkpoints at 8 and 56
+    blocks = [key for key in prefix._entries if key[0] == "block"]
+    chain = [("block", name) for name in prefix._names(ids[0, :56])]
+    assert set(blocks) == set(chain)
+    order = [key for key in prefix._entries if key[0] == "block"]
+    assert order == chain[::-1]  # least recently used first: the far end
+    prefix.max_bytes = prefix.nbytes - 1
     prefix.insert(*_cache_of(model, ids[:, :8]))
-    assert prefix.lookup(ids)[1] == 8
+    assert prefix.lookup(ids)[1] == 8 and chain[0] in prefix._entries
 
 
 def _cache_of(model, ids):

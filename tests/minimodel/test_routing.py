@@ -121,7 +121,7 @@ def test_histogram_lies_within_one_bin(S, E, data, seed, bins):
     scores = draw_scores(S, E, seed)
     old = 0.1 * torch.randn(E, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     pooled = MarginHistogram(old, k, bins=bins)
-    pooled.add(scores)
+    pooled.add(scores, route(scores, pooled.bias, k)[2])
     assert int(pooled.counts.sum()) == S * E
     width = (float(old.max()) - float(old.min()) + 2) / bins
     margins = (route(scores, old, k)[2][:, None] - scores).sort(0).values[math.ceil(S * k / E) - 1]
