@@ -9,18 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from minimodel.config import K3Config
 from minimodel.io import save_pretrained
-from minimodel.kda import KimiDeltaAttention
 from minimodel.model import K3ForCausalLM
 from minimodel.muon import PerHeadMuon
 from minimodel.tasks import meeting
@@ -67,7 +65,6 @@ def train(
     batch: Batch,
     recipe: Recipe,
     *,
-    penalty: Callable[[int], Tensor | float] | None = None,
     folder: str | Path | None = None,
     checkpoint_every: int = 200,
     evaluate: Callable[[K3ForCausalLM], dict[str, float]] | None = None,
@@ -78,7 +75,6 @@ def train(
 
     Args:
         batch: step -> (input_ids [B, T], labels [B, T]); the same step must always give the same batch.
-        penalty: step -> a term added to the loss of that step, called after its forward pass.
         folder: holds ``checkpoint.safetensors`` and ``log.jsonl``; a run found there with the same recipe and config is continued.
         checkpoint_every: steps between two checkpoints; the last step makes one as well.
         evaluate: model -> scores, called every ``evaluate_every`` steps and at the end.
@@ -98,7 +94,7 @@ def train(
     bar = tqdm(range(first, recipe.steps), initial=first, total=recipe.steps, disable=not progress, desc="training", unit="step")
     for step in bar:
         ids, labels = batch(step)
-        row = {"step": step, "lr": recipe.lr_at(step), **_step(model, optimizer, recipe, step, ids, labels, penalty)}
+        row = {"step": step, "lr": recipe.lr_at(step), **_step(model, optimizer, recipe, step, ids, labels)}
         last = step + 1 == recipe.steps
         if evaluate is not None and (last or (evaluate_every and (step + 1) % evaluate_every == 0)):
             model.eval()
@@ -111,14 +107,14 @@ def train(
     return log
 
 
-def _step(model, optimizer, recipe: Recipe, step: int, ids: Tensor, labels: Tensor, penalty) -> dict[str, float]:
+def _step(model, optimizer, recipe: Recipe, step: int, ids: Tensor, labels: Tensor) -> dict[str, float]:
     """Forward, backward, clip, update weights, then the router biases (used from the next step on)."""
     model.train()
     loss = model(ids, labels=labels).loss
     if not bool(torch.isfinite(loss)):
         raise RuntimeError(f"loss is {loss.item()} at step {step}: lower lr={recipe.lr} or look at the batch")
     optimizer.zero_grad(set_to_none=True)
-    (loss if penalty is None else loss + penalty(step)).backward()
+    loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     if not bool(torch.isfinite(norm)):
         raise RuntimeError(f"gradient norm is {norm.item()} at step {step}: lower lr={recipe.lr} or look at the batch")
@@ -169,33 +165,6 @@ def _run_id(model, recipe: Recipe) -> str:
     return json.dumps({"recipe": asdict(recipe), "config": asdict(model.config)}, sort_keys=True)
 
 
-@contextmanager
-def write_cost(model: K3ForCausalLM, *, price: float, start: int) -> Iterator[Callable[[int], Tensor | float]]:
-    """A small price on writing: ``price`` times the mean write strength beta of all KDA layers, from step ``start`` on.
-
-    A token that has nothing to store may still write a little. Over a note of training length that does no harm; over one eight times
-    longer it fills the board. The price leaves the writes that answers need and removes the rest.
-    """
-    logits: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if output.requires_grad:
-            logits.append(output)
-
-    def cost(step: int) -> Tensor | float:
-        mean = torch.sigmoid(torch.stack(logits)).mean()
-        logits.clear()
-        return price * mean if step >= start else 0.0
-
-    kda_layers = [layer.self_attn for layer in model.model.layers if isinstance(layer.self_attn, KimiDeltaAttention)]
-    hooks = [layer.b_proj.register_forward_hook(keep) for layer in kda_layers]
-    try:
-        yield cost
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def train_meeting(
     folder: str | Path | None = None, *, steps: int = 100, projects: int = 1, lr: float = 8e-3, seed: int = 0, progress: bool = True
 ) -> tuple[K3ForCausalLM, list[dict]]:
@@ -213,15 +182,14 @@ def train_meeting(
         length, most = (128, 1) if projects == 1 else meeting.curriculum(step, steps)
         return meeting.training_batch(seed, step, rows=2048 // length, length=length, max_projects=min(most, projects))
 
-    length = 128 if projects == 1 else meeting.LONGEST
+    length = 128 if projects == 1 else 512
 
     def scores(model: K3ForCausalLM) -> dict[str, float]:
         held_out = {n: meeting.held_out_notes(1, 16, projects=n, length=length) for n in {1, projects}}
         return {f"accuracy_{n}": meeting.score(model, notes).accuracy for n, notes in sorted(held_out.items())}
 
     every = 200 if projects > 1 else 25
-    with write_cost(model, price=0.1, start=steps * 5 // 12) as cost:
-        log = train(model, batch, recipe, penalty=cost, folder=folder, evaluate=scores, evaluate_every=every, progress=progress)
+    log = train(model, batch, recipe, folder=folder, evaluate=scores, evaluate_every=every, progress=progress)
     return model, log
 
 
