@@ -181,6 +181,7 @@ class Panel(anywidget.AnyWidget):
             if not c.accepts(c.value):
                 raise ValueError(f"{c.name} can't be {c.value!r} in this panel: {_allowed(c)}")
         self._drawing = self._computed(values, LIGHT)  # a wrong argument raises here, in the cell that gave it
+        self._drawn = values  # what the drawing was computed from: ``values`` may hold a wish that can't be drawn
         super().__init__(
             library="IPY_MODEL_" + plotly_library().model_id, name=name, controls=[asdict(c) for c in controls],
             values=values, **self._shown(self._drawing),
@@ -198,27 +199,27 @@ class Panel(anywidget.AnyWidget):
     def figure(self) -> go.Figure:
         """The picture on show, as a plotly figure on a light page."""
         with self._lock:
-            return go.Figure(self._computed(self.values, LIGHT).picture)
+            return go.Figure(self._computed(self._drawn, LIGHT).picture)
 
     def describe(self) -> str:
         """What the picture shows, in one sentence with its numbers."""
         return self.sentence
 
     def set(self, values: dict[str, Any]) -> None:
-        """Move controls, ``panel.set({"alpha": 0.5})``. Raises ValueError for an unknown control or an impossible value."""
+        """Move controls, ``panel.set({"alpha": 0.5})``; the others stay as drawn. ValueError: unknown control, impossible value."""
         with self._lock:
-            new = self._checked({**self.values, **values})
+            new = self._checked({**self._drawn, **values})
             drawing = self._computed(new, self._theme)
             with self.hold_sync():
                 self.values = new
-                self._show(drawing)
+                self._show(drawing, new)
 
     def to_html(self, path: str | Path) -> Path:
         """Write the picture and its sentence as one self-contained page that needs no network. Returns the path."""
         path = Path(path)
         if not path.parent.is_dir():
             raise ValueError(f"path: there is no folder {str(path.parent)!r}")
-        figure = self._export(dict(self.values)) if self._export else self.figure
+        figure = self._export(dict(self._drawn)) if self._export else self.figure
         picture = figure.to_html(include_plotlyjs=True, full_html=False, auto_play=False)
         name, sentence = html.escape(self.name), html.escape(self.describe())
         page = (
@@ -236,7 +237,7 @@ class Panel(anywidget.AnyWidget):
         with self._lock, self.hold_sync():
             try:
                 new = self._checked(self.values)
-                self._show(self._computed(new, self._theme))
+                self._show(self._computed(new, self._theme), new)
             except ValueError as error:  # the learner chose something impossible: say so, keep the last picture
                 self.problem = str(error)
             except Exception as error:  # noqa: BLE001  a traceback in a browser's log helps nobody
@@ -260,8 +261,8 @@ class Panel(anywidget.AnyWidget):
                 raise ValueError(f"{name} can't be {value!r} in this panel: {_allowed(self._controls[name])}")
         return {name: _plain(value) for name, value in values.items()}
 
-    def _show(self, drawing: Drawing) -> None:
-        self._drawing = drawing
+    def _show(self, drawing: Drawing, values: dict[str, Any]) -> None:
+        self._drawing, self._drawn = drawing, values
         for name, value in self._shown(drawing).items():
             setattr(self, name, value)
         player = next((c for c in self._controls.values() if isinstance(c, Player)), None)
@@ -269,6 +270,7 @@ class Panel(anywidget.AnyWidget):
             shown = replace(player, labels=drawing.labels)
             self.controls = [asdict(shown) if c["name"] == player.name else c for c in self.controls]
             self.values = {**self.values, player.name: drawing.frame}
+            self._drawn = {**values, player.name: drawing.frame}
 
     @staticmethod
     def _shown(drawing: Drawing) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def whiteboard_panel(
     """
     facts, row = tuple(map(tuple, facts)), update[0]
 
-    @lru_cache(maxsize=64)
+    @lru_cache(maxsize=4)  # a story holds megabytes
     def by_hand(word: str, alpha: float, beta: float, similarity: float) -> tuple[WhiteboardStory, tuple[str, ...]]:
         story = whiteboard_story(facts=facts, update=(row, word), alpha=alpha, beta=beta, similarity=similarity)
         return story, tuple(whiteboard_labels(story))

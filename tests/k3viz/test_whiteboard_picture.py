@@ -1,6 +1,8 @@
 """Figure and panel of the whiteboard: they draw the story's numbers, and answer when a control moves."""
+import gc
 import json
 import re
+import weakref
 
 import numpy as np
 import plotly.graph_objects as go
@@ -113,6 +115,28 @@ def test_an_impossible_wish_becomes_a_sentence_and_the_picture_stays():
         panel.values = {name: value for name, value in whiteboard_panel().values.items()}
     from_the_page(panel, word="Friday")
     assert panel.problem == "" and panel.picture != before
+
+
+@pytest.mark.parametrize("wish", [{"word": " "}, {"alpha": 7}, {"nonsense": 1}])
+def test_after_an_impossible_wish_code_goes_on_from_what_is_drawn(wish, tmp_path):
+    panel = whiteboard_panel()
+    drawn, sentence = panel.figure, panel.describe()
+    from_the_page(panel, **wish)
+    assert panel.figure == drawn
+    assert sentence in panel.to_html(tmp_path / "board.html").read_text(encoding="utf-8")
+    assert panel._repr_mimebundle_()[0]["application/vnd.plotly.v1+json"]["data"] == json.loads(drawn.to_json())["data"]
+    panel.set({"alpha": 0.7})
+    assert (panel.trace.alpha, panel.values["word"], panel.problem) == (0.7, "Thursday", "")
+    assert "nonsense" not in panel.values
+
+
+def test_the_panel_keeps_few_stories_alive():
+    panel, told = whiteboard_panel(), []
+    for alpha in (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0):
+        panel.set({"alpha": alpha})
+        told.append(weakref.ref(panel.trace))
+    gc.collect()
+    assert sum(story() is not None for story in told) <= 5  # each holds megabytes
 
 
 def test_a_dark_page_gets_a_dark_picture_with_the_same_numbers():
