@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from k3viz.memory.figure import SCALES, memory_picture
-from k3viz.memory.story import DTYPES, KINDS, MODELS, memory_story
+from k3viz.memory.story import DTYPES, KINDS, LONGEST, MODELS, memory_story
 from k3viz.panel import Checks, Choice, Drawing, Panel, Slider
 from k3viz.theme import Theme, format_count
 
@@ -21,7 +21,7 @@ def memory_panel(
 ) -> Panel:
     """A live memory curve. kinds, models, tokens, context, dtype: as in ``memory_story``; scale: "linear" or "log".
 
-    context starts at the power of two nearest to the one given. Returns a ``Panel``.
+    context: the slider stops at powers of two; any other number starts at the one nearest to it. Returns a ``Panel``.
     """
     memory_story(kinds=kinds, models=models, tokens=tokens, context=context, dtype=dtype)  # wrong arguments are named here
 
@@ -30,9 +30,9 @@ def memory_panel(
                              dtype=values["dtype"])  # fmt: skip
         return Drawing(story, memory_picture(story, values["scale"], theme, title=False), f"{story.sentence} {story.measured_sentence}")
 
-    powers = range(10, 23)
+    powers = range(6, LONGEST.bit_length())  # 64, the least that ``memory_story`` takes, to LONGEST
     controls = [
-        Slider("context", "Tokens read", min(max(round_log2(context), powers[0]), powers[-1]), powers[0], powers[-1], 1,
+        Slider("context", "Tokens read", round_log2(context), powers[0], powers[-1], 1,
                labels=tuple(format_count(1 << p) for p in powers)),
         Choice("dtype", "Numbers stored as", dtype, tuple((d, d) for d in DTYPES)),
         Choice("scale", "Axes", scale, tuple((s, s) for s in SCALES)),

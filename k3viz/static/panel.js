@@ -114,7 +114,7 @@ const BUILD = {
 };
 
 async function render({ model, el }) {
-  let gone = false, Plotly = null, waiting = false, again = false, drawing = false, drawAgain = false;
+  let gone = false, Plotly = null, waiting = false, again = false, drawing = false, drawAgain = false, failed = "";
   const status = element("p", { className: "k3viz-sentence" });
   status.setAttribute("role", "status");
   const problem = element("p", { className: "k3viz-problem" });
@@ -146,8 +146,8 @@ async function render({ model, el }) {
   };
   const showState = () => {
     status.textContent = model.get("sentence");
-    problem.textContent = model.get("problem");
-    problem.hidden = !model.get("problem");
+    problem.textContent = model.get("problem") || failed;
+    problem.hidden = !problem.textContent;
     picture.setAttribute("aria-label", model.get("sentence"));
     for (const c of controls) c.node.hidden = model.get("hidden").includes(c.name);
   };
@@ -157,14 +157,21 @@ async function render({ model, el }) {
     root.classList.remove("k3viz-busy");
     if (again) { again = false; ask(); } else showValues();
   };
+  const drawn = (error) => { failed = error ? "The picture could not be drawn: " + error.message : ""; showState(); };
   const draw = async () => {
     if (!Plotly || gone) return;
     if (drawing) { drawAgain = true; return; }
     drawing = true;
     const p = model.get("picture");
     const layout = { ...p.layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" };
-    await Plotly.react(picture, p.data, layout, { displaylogo: false, responsive: true, displayModeBar: false });
-    drawing = false;
+    try {
+      await Plotly.react(picture, p.data, layout, { displaylogo: false, responsive: true, displayModeBar: false });
+      drawn();
+    } catch (error) {
+      drawn(error);
+    } finally {
+      drawing = false;
+    }
     if (drawAgain) { drawAgain = false; draw(); }
   };
   const themed = () => { const dark = isDark(el); if (dark !== model.get("dark")) { model.set("dark", dark); model.save_changes(); } };
@@ -175,9 +182,7 @@ async function render({ model, el }) {
   const themes = new MutationObserver(themed);
   themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "class"] });
   showValues(); showState(); themed();
-  plotly(model).then((P) => { Plotly = P; return draw(); }).catch((error) => {
-    problem.textContent = "The picture could not be drawn: " + error.message; problem.hidden = false;
-  });
+  plotly(model).then((P) => { Plotly = P; return draw(); }).catch(drawn);
   return () => {
     gone = true;
     themes.disconnect();

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from k3viz import memory_figure, memory_panel, memory_story
-from k3viz.memory.story import KINDS, MODELS, small_config
+from k3viz.memory.story import KINDS, LONGEST, MODELS, small_config
 from minimodel import K3Config, K3ForCausalLM, cache_bytes
 
 STORY = memory_story(tokens=128)
@@ -86,6 +86,11 @@ def test_the_panel_answers_to_its_controls():
     assert {t.name for t in panel.figure.data if t.xaxis == "x2"} == {"Kimi K3"}
     assert panel.figure.layout.yaxis2.type == "log"
     assert "131,072 tokens" in panel.describe()
+
+
+@pytest.mark.parametrize("context, shown", [(64, 64), (65_536, 65_536), (LONGEST, LONGEST), (3000, 2048), (3100, 4096), (LONGEST - 1, LONGEST)])
+def test_the_panel_starts_at_the_context_asked_for(context, shown):
+    assert memory_panel(tokens=64, context=context).trace.context == shown
 
 
 def test_a_panel_with_nothing_chosen_says_so():
