@@ -167,6 +167,17 @@ def test_unbounded_decay_in_float32():
     assert_chunked_follows([q, k, v, g, beta], 2e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_channel_may_forget_everything_at_once(dtype):
+    """g = -inf is alpha = 0; the chunk's running sums must not turn it into NaN."""
+    arguments = inputs(T=40, H=2, dtype=dtype)
+    arguments[3][:, 11:30:6, :, 1:3] = -torch.inf
+    wanted = equation(*(x.double() for x in arguments))
+    for backend in BACKENDS:
+        for result, expected in zip(kda(*arguments, backend=backend), wanted, strict=True):
+            assert_within(result, expected, 1e-12 if dtype == torch.float64 else 1e-5)
+
+
 @pytest.mark.parametrize("low", [0.0, -1e-4, -8.0])
 def test_equal_keys_and_full_writes(low):
     """The triangular system is as full as it gets: every token erases what the one before it wrote."""

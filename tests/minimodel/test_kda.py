@@ -219,3 +219,14 @@ def test_bfloat16_layer_keeps_a_float32_state():
     y = m(x, cache=cache)
     assert y.dtype == torch.bfloat16 and cache.state.dtype == torch.float32 and cache.tail.dtype == torch.bfloat16
     assert_within(y, layer()(hidden(1, 20)), 0.05)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("tail, bounds, words", [
+    (torch.zeros(1, 3, 2), torch.tensor([0, 5]), "tail continues one sequence and cu_seqlens packs several: give one of them"),
+    (torch.zeros(1, 3, 2, dtype=torch.float64), None, "tail holds torch.float64, x is torch.float32: a cache serves one precision"),
+])  # fmt: skip
+def test_wrong_tails(tail, bounds, words):
+    with pytest.raises(ValueError) as caught:
+        short_conv(torch.zeros(1, 5, 2), torch.zeros(2, 4), tail, bounds)
+    assert words in str(caught.value)

@@ -1,5 +1,7 @@
 """The recorder: what it sees, and that it leaves nothing behind."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -32,7 +34,7 @@ def test_same_logits_while_recording():
     plain = model(ids).logits
     with record(model):
         traced = model(ids).logits
-    assert float((traced - plain).abs().max()) < 1e-10
+    assert float((traced - plain).detach().abs().max()) < 1e-10
     assert torch.equal(model(ids).logits, plain)
 
 
@@ -90,6 +92,17 @@ def test_nothing_stays_when_it_is_over():
     assert {name: set(vars(m)) - {"_trace"} for name, m in model.named_modules()} == attributes
     with record(model) as trace:  # and a new recording starts empty
         assert len(trace) == 0
+
+
+def test_a_copy_made_while_recording_is_not_recorded():
+    model = tiny_model()
+    with record(model) as trace:
+        other = copy.deepcopy(model)
+        other(tokens(1, 3))
+        assert len(trace) == 0
+        with record(other) as second:
+            other(tokens(1, 3))
+    assert len(second) > 20
 
 
 def test_off_it_computes_nothing_extra(monkeypatch):
