@@ -23,7 +23,8 @@ from manim import FadeIn, FadeOut, VGroup
 from animations.board import Board, HeatMap
 from animations.stage import SAFE, SMALL, Formula, Label, StageScene, legend, swap
 from k3viz import whiteboard_story
-from k3viz.theme import ROLES, format_number
+from k3viz.theme import ROLES, format_number, plural
+from k3viz.whiteboard.story import PHASES, position
 
 OLD, FADE, ERASE, WRITE = "S_(t-1)", 'op("Diag")(alpha_t)', "(I - beta_t k_t k_t^top)", "beta_t k_t v_t^top"
 KDA = ((None, "S_t ="), ("erase", ERASE), ("fade", FADE), (None, OLD), (None, "+"), ("write", WRITE))
@@ -54,11 +55,14 @@ class KDAWhiteboard(StageScene):
     def construct(self) -> None:
         story = self.story or story_from_environment()
         *facts, update = story.writes
-        before, faded, erased, written = range(len(story.frames) - 4, len(story.frames))
+        before = position(len(facts) - 1, "write")
+        faded, erased, written = (position(len(facts), phase) for phase in PHASES)
+        if not story.says(update.row):
+            raise ValueError(f"story: beta = {story.beta:g} is too small, the last write leaves nothing on the board that can be seen")
         alpha, beta = format_number(story.alpha), format_number(story.beta)
         strongest = max(1.0, *(abs(frame.additive_board).max() for frame in story.frames))
         board = Board(story.rows, story.words, left=-SAFE[0], right=SPLIT, top=TOP, bottom=BOTTOM, limit=strongest)
-        rows = COUNT[len(story.rows)]  # the board has no room for more
+        rows = f"{COUNT[len(story.rows)]} {plural('row', len(story.rows))}"  # the board has no room for more
 
         def says(frame: int, additive: bool = False) -> dict[str, list[tuple[str, float]]]:
             return {row: story.says(row, frame, additive) for row in story.rows}
@@ -67,11 +71,11 @@ class KDAWhiteboard(StageScene):
             return self.read(note.text, dict.fromkeys(note.row.split(), "key") | dict.fromkeys(note.word.split(), "value"))
 
         self.next_section("question")
-        self.ask(update.text, f"A board with {rows} rows: must it grow?")
+        self.ask(update.text, f"A board with {rows}: must it grow?")
 
         self.next_section("notes")
         ink = max(abs(frame.state).max() for frame in story.frames)
-        state = HeatMap(story.frames[0].state, limit=ink, left=RIGHT, top=TOP, size=TOP - BOTTOM)
+        state = HeatMap(story.frame(0).state, limit=ink, left=RIGHT, top=TOP, size=TOP - BOTTOM)
         title = VGroup(self.title("What each row says, and how strongly", -SAFE[0]))
         state_title = self.title("State: {} × {} numbers".format(*state.matrix.shape), RIGHT)
         roles, ends = legend(((ROLES["key"], "key"), (ROLES["value"], "value")), x=3.65, y=SAFE[1] - 0.28), state.legend()
@@ -80,7 +84,8 @@ class KDAWhiteboard(StageScene):
         self.play(FadeIn(board, state, roles, ends, title, state_title, source), opening)
         for step, note in enumerate(facts):
             self.play(read(note))
-            self.play(board.show(says(3 * step + 3)), state.show(story.frames[3 * step + 3].state), run_time=1.2)
+            after = position(step, "write")
+            self.play(board.show(says(after)), state.show(story.frame(after).state), run_time=1.2)
             self.wait(0.4)
 
         self.next_section("update")
@@ -97,7 +102,7 @@ class KDAWhiteboard(StageScene):
             self.next_section(name)
             self.play(formula.light(name), self.say(words), *([FadeIn(place)] if name == "erase" else []))
             self.wait(0.6)
-            self.play(board.show(says(frame), color=ROLES[ROLE[name]]), state.show(story.frames[frame].state))
+            self.play(board.show(says(frame), color=ROLES[ROLE[name]]), state.show(story.frame(frame).state))
             self.wait(1.2)
 
         self.next_section("only adding")
@@ -115,7 +120,7 @@ class KDAWhiteboard(StageScene):
         self.next_section("answer")
         now = story.says(update.row, written)[0][0]
         left = sorted((word for word, _ in story.says(update.row, written, additive=True)), key=story.words.index)
-        answer = f"The board ends with {rows} rows, as it began: {update.row} says {now}. Adding leaves {' and '.join(left)} in one row."
+        answer = f"The board ends with {rows}, as it began: {update.row} says {now}. Adding leaves {' and '.join(left)} in one row."
         stale = [word for word in left if word != update.word]
         self.play(only.light(), self.say(answer, bold=True), adding.tint(update.row, stale, ROLES["erase"]))
         self.wait(4.5)

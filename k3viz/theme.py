@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from minimodel.formats import format_bytes, format_count, format_number, format_probability
+from minimodel.formats import format_bytes, format_count, format_number, format_probability, plural
 
 __all__ = [
     "DARK", "FONT", "LIGHT", "MIXER_COLORS", "MIXER_DASHES", "ROLES", "Theme", "axis", "contrast", "diverging", "format_bytes",
-    "format_count", "format_number", "format_probability", "layout", "sequential", "text_on",
+    "format_count", "format_number", "format_probability", "layout", "plural", "sequential", "text_on",
 ]  # fmt: skip
 
 BLACK, WHITE = "#111111", "#ffffff"

@@ -17,6 +17,8 @@ K3_REPORT = "Kimi K3 technical report, arXiv 2607.24653"
 KIMI_LINEAR_PAPER = "Kimi Linear, arXiv 2510.26692"
 ATTN_RES_PAPER = "Attention Residuals, arXiv 2603.15031"
 DEEPSEEK_V2_PAPER = "DeepSeek-V2, arXiv 2405.04434"
+DEEPSEEK_V3_PAPER = "DeepSeek-V3, arXiv 2412.19437"
+KIMI_K2_CONFIG = "Kimi K2's released config.json"
 PRICE_PAGE = "platform.kimi.ai/docs/pricing/chat-k3, as quoted by several third-party pages"
 OTHER_PRICES = "price table of the Rust crate aicost"
 
@@ -275,10 +277,10 @@ def _all_mla(*, vocab_size: int, heads: int, dense_layers: int, experts: int) ->
 
 
 def kimi_k2_dimensions() -> K3Config:
-    """Kimi K2's sizes (released config.json), for ``cache_bytes`` and ``flops``: to count with, not to run, since K2 uses RoPE."""
+    """Kimi K2's sizes (source: ``KIMI_K2_CONFIG``), for ``cache_bytes`` and ``flops``: to count with, not to run, since K2 uses RoPE."""
     return _all_mla(vocab_size=163840, heads=64, dense_layers=1, experts=384)
 
 
 def deepseek_v3_dimensions() -> K3Config:
-    """DeepSeek-V3's sizes (arXiv 2412.19437), for ``cache_bytes``, ``parameter_budget`` and ``flops``: to count with, not to run."""
+    """DeepSeek-V3's sizes (source: ``DEEPSEEK_V3_PAPER``), for ``cache_bytes``, ``parameter_budget`` and ``flops``: to count with, not to run."""
     return _all_mla(vocab_size=129280, heads=128, dense_layers=3, experts=256)

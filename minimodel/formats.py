@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["format_bytes", "format_count", "format_number", "format_probability"]
+__all__ = ["format_bytes", "format_count", "format_number", "format_probability", "plural"]
 
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
@@ -30,6 +30,11 @@ def format_probability(p: int | float) -> str:
 def format_number(x: int | float) -> str:
     """A plain number with two decimals, never "-0.00"."""
     return f"{round(float(x), 2) + 0.0:.2f}"
+
+
+def plural(noun: str, n: int) -> str:
+    """The noun as it follows a count: "row" after one, "rows" after any other."""
+    return noun if n == 1 else f"{noun}s"
 
 
 def _scaled(n: int | float, units: tuple[tuple[float, str], ...], *, space: str) -> str | None:

@@ -14,8 +14,8 @@ from functools import lru_cache
 import torch
 
 from minimodel import K3Config, K3ForCausalLM, cache_bytes
-from minimodel.facts import deepseek_v3_dimensions, kimi_k2_dimensions
-from minimodel.formats import format_bytes, format_count, format_number
+from minimodel.facts import DEEPSEEK_V3_PAPER, KIMI_K2_CONFIG, deepseek_v3_dimensions, kimi_k2_dimensions
+from minimodel.formats import format_bytes, format_count, format_number, plural
 
 KINDS = {  # the small models: all layers of one kind, and K3's hybrid of three KDA layers to one MLA layer
     "mha": "MHA",
@@ -86,7 +86,7 @@ class MemoryStory:
         said = ", ".join(f"{c.label} {format_bytes(c.measured[-1])}" for c in self.measured)
         off = max(abs(m - f) for c in self.measured for m, f in zip(c.measured, c.formula, strict=True))
         tokens = format_count(self.measured[0].tokens[-1])
-        return f"After {tokens} tokens the small models hold: {said}; the formula is off by {off} bytes at most."
+        return f"After {tokens} tokens the small models hold: {said}; the formula is off by {off} {plural('byte', off)} at most."
 
 
 def memory_story(
@@ -150,17 +150,20 @@ def _measure(kind: str, tokens: int) -> MeasuredCurve:
 # ---- published ----
 
 
-def _k3_with(mixer: str, groups: int = 8) -> K3Config:
-    return K3Config.k3().replace(linear_mixer=mixer, full_mixer=mixer, num_key_value_groups=groups)
+GROUPS = 8  # of K3's imagined twin with GQA
+
+
+def _k3_with(mixer: str) -> K3Config:
+    return K3Config.k3().replace(linear_mixer=mixer, full_mixer=mixer, num_key_value_groups=GROUPS)
 
 
 MODELS: dict[str, tuple[str, str, str, Callable[[], K3Config]]] = {  # name: label, mixer, source of the sizes, config
     "kimi_linear": ("Kimi Linear 48B", "kda", "released config.json", K3Config.kimi_linear_48b),
     "k3": ("Kimi K3", "kda", "released config.json", K3Config.k3),
-    "kimi_k2": ("Kimi K2", "mla", "released config.json", kimi_k2_dimensions),
-    "deepseek_v3": ("DeepSeek-V3", "mla", "released config.json", deepseek_v3_dimensions),
+    "kimi_k2": ("Kimi K2", "mla", KIMI_K2_CONFIG, kimi_k2_dimensions),
+    "deepseek_v3": ("DeepSeek-V3", "mla", DEEPSEEK_V3_PAPER, deepseek_v3_dimensions),
     "k3_all_mla": ("K3 if all MLA", "mla", "K3's sizes, another attention", lambda: _k3_with("mla")),
-    "k3_gqa": ("K3 if GQA (8 groups)", "gqa", "K3's sizes, another attention", lambda: _k3_with("gqa")),
+    "k3_gqa": (f"K3 if GQA ({GROUPS} groups)", "gqa", "K3's sizes, another attention", lambda: _k3_with("gqa")),
     "k3_mha": ("K3 if MHA", "mha", "K3's sizes, another attention", lambda: _k3_with("mha")),
 }
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from k3viz.theme import LIGHT, Theme
 from k3viz.whiteboard.learned import LearnedWhiteboard
-from k3viz.whiteboard.learned_figure import learned_labels, learned_picture
+from k3viz.whiteboard.learned_figure import learned_picture
 from k3viz.whiteboard.parts_figure import (
     LEFT,
     RIGHT,
@@ -25,7 +25,7 @@ from k3viz.whiteboard.parts_figure import (
     state_axes,
     state_map,
 )  # fmt: skip
-from k3viz.whiteboard.story import WhiteboardStory, whiteboard_story
+from k3viz.whiteboard.story import AUDIBLE, WhiteboardStory, whiteboard_story
 
 LEGEND = {"write": "the word it should say", "erase": "the word it replaced", "leak": "words of other rows"}
 
@@ -41,17 +41,12 @@ def whiteboard_figure(
     """
     story = whiteboard_story() if story is None else story
     learned = isinstance(story, LearnedWhiteboard)
-    draw, labels = (learned_picture, learned_labels(story)) if learned else (whiteboard_picture, whiteboard_labels(story))
+    draw, labels = learned_picture if learned else whiteboard_picture, story.labels
     shown = frame_index(len(labels), frame)
     picture = draw(story, shown, theme)
     if not learned if slider is None else slider:
         add_slider(picture, [draw(story, i, theme) for i in range(len(labels))], labels, shown, theme)
     return go.Figure(picture)
-
-
-def whiteboard_labels(story: WhiteboardStory) -> list[str]:
-    """One short label a frame: "start", "client: Acme · fade", ..."""
-    return ["start" if f.step < 0 else f"{story.writes[f.step].text.rstrip('.')} · {f.phase}" for f in story.frames]
 
 
 def whiteboard_picture(story: WhiteboardStory, index: int, theme: Theme, *, title: bool = True) -> dict[str, Any]:
@@ -87,7 +82,7 @@ def _reach(story: WhiteboardStory) -> tuple[float, float]:
     """One strength axis for both boards and all frames, so that lengths can be compared."""
     boards = np.stack([b for f in story.frames for b in (f.board, f.additive_board)])
     low, high = np.minimum(boards, 0).sum(-1).min(), np.maximum(boards, 0).sum(-1).max()
-    return (float(1.15 * low) if low < -0.005 else 0.0), float(max(1.15 * high, 1.2))
+    return (float(1.15 * low) if low < -AUDIBLE else 0.0), float(max(1.15 * high, 1.2))
 
 
 def _largest(story: WhiteboardStory) -> float:

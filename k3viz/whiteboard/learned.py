@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from k3viz.whiteboard.story import PHASES, additive_substeps, delta_substeps
+from k3viz.whiteboard.story import PHASES, additive_substeps, delta_substeps, step_labels
 from minimodel import K3ForCausalLM, record
 from minimodel.formats import format_number, format_probability
 from minimodel.tasks import meeting
 
-TEXT = "The Acme planning meeting is Tuesday, in room 4B, with six people attending. The meeting has moved to Thursday."
+TEXT = " ".join(meeting.ARTICLE)
 LONGEST = 120  # tokens: a story for reading, not a benchmark
 
 
@@ -66,6 +66,11 @@ class LearnedWhiteboard:
     def frames(self) -> range:
         """Positions of the sub-steps: 0 is the start, then fade, erase and write of each token."""
         return range(1 + len(PHASES) * len(self.tokens))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """One short label a frame: "start", "Thursday · erase", ..."""
+        return step_labels(self.tokens)
 
     def frame(self, position: int) -> LearnedFrame:
         """One sub-step, computed when it is asked for. Positions count from the end if negative."""

@@ -29,12 +29,6 @@ SHOWN = 4  # words a row; the other probabilities are summed up as one last segm
 REACH = (0.0, 1.5)  # probabilities end at 1; the rest is room for words too small to write inside
 
 
-def learned_labels(story: LearnedWhiteboard) -> list[str]:
-    """One short label a frame: "start", "Thursday · erase", ..."""
-    frames = (story.frame(i) for i in story.frames)
-    return ["start" if f.token < 0 else f"{story.tokens[f.token]} · {f.phase}" for f in frames]
-
-
 def learned_picture(story: LearnedWhiteboard, index: int, theme: Theme, *, title: bool = True) -> dict[str, Any]:
     """{"data", "layout"} of one frame."""
     frame = story.frame(index)

@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 
 from k3viz.panel import Choice, Drawing, Panel, Player, Slider, Text
 from k3viz.theme import Theme
-from k3viz.whiteboard.figure import whiteboard_figure, whiteboard_labels, whiteboard_picture
+from k3viz.whiteboard.figure import whiteboard_figure, whiteboard_picture
 from k3viz.whiteboard.learned import TEXT, LearnedWhiteboard, learned_story
-from k3viz.whiteboard.learned_figure import learned_labels, learned_picture
+from k3viz.whiteboard.learned_figure import learned_picture
 from k3viz.whiteboard.story import FACTS, UPDATE, WhiteboardStory, whiteboard_story
 from minimodel import K3ForCausalLM
 
@@ -38,37 +38,34 @@ def whiteboard_panel(
     facts, row = tuple(map(tuple, facts)), update[0]
 
     @lru_cache(maxsize=4)  # a story holds megabytes
-    def by_hand(word: str, alpha: float, beta: float, similarity: float) -> tuple[WhiteboardStory, tuple[str, ...]]:
-        story = whiteboard_story(facts=facts, update=(row, word), alpha=alpha, beta=beta, similarity=similarity)
-        return story, tuple(whiteboard_labels(story))
+    def by_hand(word: str, alpha: float, beta: float, similarity: float) -> WhiteboardStory:
+        return whiteboard_story(facts=facts, update=(row, word), alpha=alpha, beta=beta, similarity=similarity)
 
     @lru_cache(maxsize=8)  # a model's run takes a moment; moving back to a text or head costs nothing
-    def learned(text: str, head: str) -> tuple[LearnedWhiteboard, tuple[str, ...]]:
+    def learned(text: str, head: str) -> LearnedWhiteboard:
         chosen = None if head == "auto" else tuple(int(x) - 1 for x in head.split("."))
-        story = learned_story(model=model, text=text, head=chosen)
-        return story, tuple(learned_labels(story))
+        return learned_story(model=model, text=text, head=chosen)
 
-    def story_of(values: dict[str, Any]) -> tuple[WhiteboardStory | LearnedWhiteboard, tuple[str, ...]]:
+    def story_of(values: dict[str, Any]) -> WhiteboardStory | LearnedWhiteboard:
         if values.get("mode", BY_HAND) == LEARNED:
             return learned(values["text"], values["head"])
         return by_hand(values["word"], values["alpha"], values["beta"], values["similarity"])
 
     def draw(values: dict[str, Any], theme: Theme) -> Drawing:
-        story, labels = story_of(values)
-        frame = min(values["frame"], len(labels) - 1)
+        story = story_of(values)
+        frame = min(values["frame"], len(story.labels) - 1)
         is_learned = isinstance(story, LearnedWhiteboard)
         picture = (learned_picture if is_learned else whiteboard_picture)(story, frame, theme, title=False)
-        sentence = story.frame(frame).sentence if is_learned else story.frames[frame].sentence
         hidden = ("word", "alpha", "beta", "similarity") if is_learned else ("text", "head")
-        return Drawing(story, picture, sentence, frame=frame, labels=labels, hidden=hidden)
+        return Drawing(story, picture, story.frame(frame).sentence, frame=frame, labels=story.labels, hidden=hidden)
 
     def export(values: dict[str, Any]) -> go.Figure:
-        story, labels = story_of(values)
-        return whiteboard_figure(story=story, frame=min(values["frame"], len(labels) - 1), slider=True)
+        story = story_of(values)
+        return whiteboard_figure(story=story, frame=min(values["frame"], len(story.labels) - 1), slider=True)
 
-    story, labels = learned(text, "auto") if model is not None else by_hand(update[1], alpha, beta, similarity)
+    story = learned(text, "auto") if model is not None else by_hand(update[1], alpha, beta, similarity)
     controls = [
-        Player("frame", "Step", len(labels) - 1, labels),
+        Player("frame", "Step", len(story.labels) - 1, story.labels),
         Slider("alpha", "Kept at each step, α", alpha, min(0.5, alpha), 1.0, 0.01),
         Slider("beta", "Write strength, β", beta, min(0.05, beta), 1.0, 0.05),
         Slider("similarity", "Similarity of the rows' keys", similarity, 0.0, 1.0, 0.05),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from k3viz.theme import ROLES, Theme, axis, diverging, format_number, layout, text_on
-from k3viz.whiteboard.story import PHASES
+from k3viz.whiteboard.story import AUDIBLE, PHASES
 
 LEFT, RIGHT = (0.0, 0.47), (0.53, 1.0)  # where the two boards stand across the figure
 BOARD, STATE = (0.61, 0.88), (0.0, 0.385)  # and how high: the rows above, the state below
@@ -101,7 +101,7 @@ def row_bars(rows: dict[str, list[Cell]], reach: tuple[float, float], n: str, th
     notes = []
     for row, cells in rows.items():
         end = sum(x for _, x, _ in cells if x > 0)
-        tiny = [f"{word} {format_number(x)}" for word, x, _ in cells if abs(x) >= 0.01 and not fits(word, x)]
+        tiny = [f"{word} {format_number(x)}" for word, x, _ in cells if abs(x) >= AUDIBLE and not fits(word, x)]
         text = ", ".join(tiny[:behind]) + (", …" if len(tiny) > behind else "")
         # one note a row even when it is empty: plotly's slider never removes a note that a frame doesn't mention
         notes.append({"x": end, "y": row, "xref": f"x{n}", "yref": f"y{n}", "text": f" {text}", "xanchor": "left", "showarrow": False,
@@ -150,7 +150,7 @@ def state_axes(values: int, n: str, x: tuple[float, float], theme: Theme, **rows
 # ---- the slider of the static figure ----
 
 
-def add_slider(picture: dict[str, Any], pictures: list[dict[str, Any]], labels: list[str], shown: int, theme: Theme) -> None:
+def add_slider(picture: dict[str, Any], pictures: list[dict[str, Any]], labels: tuple[str, ...], shown: int, theme: Theme) -> None:
     """Give ``picture`` a slider through all ``pictures``; each carries only what changes from frame to frame."""
     changing = ("title", "annotations")
     picture["frames"] = [

@@ -20,6 +20,7 @@ from torch import Tensor
 from minimodel.config import LinearAttnConfig
 from minimodel.delta_rule import kda
 from minimodel.formats import format_number as number
+from minimodel.formats import plural
 
 if TYPE_CHECKING:
     from k3viz.whiteboard.learned import LearnedWhiteboard
@@ -80,9 +81,18 @@ class WhiteboardStory:
     frames: tuple[Frame, ...]
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """One short label a frame: "start", "client: Acme · fade", ..."""
+        return step_labels([w.text.rstrip(".") for w in self.writes])
+
+    @property
     def sentence(self) -> str:
         """The end of the story in one sentence."""
         return self.frames[-1].sentence
+
+    def frame(self, position: int) -> Frame:
+        """One sub-step, counted from the end if negative."""
+        return self.frames[position]
 
     def current(self, frame: int) -> dict[str, str]:
         """Row -> the word written there last, up to and including ``frame`` (what a perfect board would say)."""
@@ -135,7 +145,7 @@ def whiteboard_story(
     b = torch.tensor(float(beta), dtype=torch.float64)
 
     state = additive = torch.zeros(CHANNELS, CHANNELS, dtype=torch.float64)
-    frames = [_frame(-1, "start", state, additive, keys, values, f"The board is empty: {len(rows)} rows, nothing written yet.")]
+    frames = [_frame(-1, "start", state, additive, keys, values, f"The board is empty: {len(rows)} {plural('row', len(rows))}, nothing written yet.")]
     for step, write in enumerate(writes):
         k, v = keys[rows.index(write.row)], values[words.index(write.word)]
         for phase, s, a in zip(PHASES, delta_substeps(state, k, v, g, b), additive_substeps(additive, k, v, g, b), strict=True):
@@ -148,6 +158,19 @@ def whiteboard_story(
         rows=rows, words=words, writes=writes, keys=_frozen(keys), values=_frozen(values), alpha=float(alpha), beta=float(beta),
         similarity=float(similarity), frames=tuple(frames),
     )  # fmt: skip
+
+
+# ---- the order of the sub-steps, by hand and learned ----
+
+
+def position(step: int, phase: str) -> int:
+    """Where a story's frames hold a sub-step of a token: 0 is the start, then fade, erase and write of each one."""
+    return 1 + len(PHASES) * step + PHASES.index(phase)
+
+
+def step_labels(tokens: Sequence[str]) -> tuple[str, ...]:
+    """A label for every position, without computing what happens there."""
+    return ("start", *(f"{token} · {phase}" for token in tokens for phase in PHASES))
 
 
 # ---- the operator, one sub-step at a time ----

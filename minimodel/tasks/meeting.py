@@ -29,6 +29,8 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "room": ("1A", "1B", "2A", "2B", "3A", "3B", "4A", "4B", "5A", "5B", "6A", "6B"),
     "attendees": ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
 }  # fmt: skip
+# The article's notes and their update, in full; it then asks for the day (``question("day")``).
+ARTICLE = ("The Acme planning meeting is Tuesday, in room 4B, with six people attending.", "The meeting has moved to Thursday.")
 PROJECTS = ("Falcon", "Harbor", "Juniper", "Comet", "Meadow", "Quartz", "Willow", "Summit")
 BLANK = "___"
 SENTENCE, ASKED = 18, 10  # no sentence is longer, no question is longer, in tokens

@@ -93,6 +93,18 @@ def test_it_lasts_15_to_45_seconds_and_says_question_and_answer(watched):
     assert f"{told.writes[-1].row} says {told.says(told.writes[-1].row)[0][0]}" in end and "rows, as it began" in end
 
 
+def test_one_note_makes_a_board_with_one_row(tmp_path):
+    told = whiteboard_story(facts=[("meeting day", "Tuesday")])
+    _, frames = watch(type("Told", (KDAWhiteboard,), {"story": told}), tmp_path, frame_rate=1)
+    shown = " ".join(words(frames))
+    assert "A board with one row: must it grow?" in shown and "ends with one row, as it began" in shown
+
+
+def test_a_write_too_faint_to_be_seen_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="^story: beta = 0.004 is too small"):
+        watch(type("Told", (KDAWhiteboard,), {"story": whiteboard_story(beta=0.004)}), tmp_path, frame_rate=1)
+
+
 def test_the_environment_changes_the_scene(monkeypatch, tmp_path):
     monkeypatch.setenv("K3_UPDATE", "Friday")
     _, frames = watch(KDAWhiteboard, tmp_path, frame_rate=1)

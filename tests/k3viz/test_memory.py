@@ -4,7 +4,7 @@ import torch
 
 from k3viz import memory_figure, memory_panel, memory_story
 from k3viz.memory.story import KINDS, LONGEST, MODELS, small_config
-from minimodel import K3Config, K3ForCausalLM, cache_bytes
+from minimodel import K3Config, K3ForCausalLM, cache_bytes, facts
 
 STORY = memory_story(tokens=128)
 
@@ -50,6 +50,13 @@ def test_all_models_can_be_drawn_and_the_figure_holds_their_bytes():
         drawn = {t.name: tuple(t.y) for t in figure.data}
         assert all(drawn[c.label] == c.bytes for c in story.published)
         assert all(drawn[f"{c.label}, measured"] == c.measured for c in story.measured)
+
+
+def test_sources_and_labels_follow_from_where_the_sizes_are():
+    story = memory_story(models=tuple(MODELS), kinds=(), tokens=64)
+    curve = {c.name: c for c in story.published}
+    assert (curve["kimi_k2"].source, curve["deepseek_v3"].source) == (facts.KIMI_K2_CONFIG, facts.DEEPSEEK_V3_PAPER)
+    assert f"({MODELS['k3_gqa'][3]().num_key_value_groups} groups)" in curve["k3_gqa"].label
 
 
 def test_break_even_is_where_the_hybrid_stops_being_larger():

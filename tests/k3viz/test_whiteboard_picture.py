@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 import pytest
 
 from k3viz import whiteboard_figure, whiteboard_panel, whiteboard_story
-from k3viz.theme import DARK, LIGHT
+from k3viz.theme import DARK, LIGHT, ROLES, format_number
+from k3viz.whiteboard.story import AUDIBLE
 from minimodel import K3Config, K3ForCausalLM
 
 
@@ -46,6 +47,23 @@ def test_the_slider_has_a_step_for_every_frame():
     figure = whiteboard_figure(story=story)
     assert len(figure.frames) == len(figure.layout.sliders[0].steps) == len(story.frames)
     assert len({len(f.layout.annotations) for f in figure.frames}) == 1  # plotly keeps a note that a later frame leaves out
+
+
+def test_a_word_has_the_color_of_its_role():
+    figure = whiteboard_figure(story=whiteboard_story(similarity=0.5), slider=False)
+    fills = {}
+    for bars in (t for t in figure.data if t.type == "bar" and t.yaxis == "y"):
+        i = list(bars.y).index("meeting day")
+        fills[bars.customdata[i].rsplit(" ", 1)[0]] = bars.marker.color[i]
+    assert fills == {"Thursday": ROLES["write"], "Tuesday": ROLES["erase"], "Acme": ROLES["leak"], "$80k": ROLES["leak"]}
+
+
+def test_a_word_that_prints_as_more_than_nothing_is_named():
+    story = whiteboard_story(alpha=0.9, beta=0.992)
+    ((_, faint),) = story.says("meeting day")[1:]
+    assert AUDIBLE <= faint < 0.01
+    notes = [note.text for note in whiteboard_figure(story=story, slider=False).layout.annotations]
+    assert f" Tuesday {format_number(faint)}" in notes
 
 
 @pytest.mark.parametrize("change", [{"update": ("meeting day", "Friday")}, {"alpha": 0.7}, {"beta": 0.5}, {"similarity": 0.5}])

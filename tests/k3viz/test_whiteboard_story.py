@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from k3viz import whiteboard_story
-from k3viz.whiteboard.story import CHANNELS, PHASES, row_keys, word_values
+from k3viz.whiteboard import learned
+from k3viz.whiteboard.learned import learned_story
+from k3viz.whiteboard.story import CHANNELS, PHASES, position, row_keys, word_values
 from minimodel import K3Config, K3ForCausalLM, kda, record
 from minimodel.tasks import meeting
 
@@ -110,6 +112,43 @@ def test_learned_answers_are_the_models_probabilities_for_the_blank(model):
         logits = model(torch.tensor([meeting.encode(f"{text} {meeting.question('day')}")])).logits[0, -1]
     expected = logits.softmax(-1)[[meeting.encode(day)[0] for day in meeting.SLOTS["day"]]]
     np.testing.assert_allclose(story.answers["day"][-1], expected, atol=1e-6)
+
+
+def test_the_head_on_show_is_the_one_that_erases_most_at_the_last_value(model):
+    text = "The meeting is on Tuesday. The meeting has moved to Thursday."
+    chosen = learned_story(model=model, text=text)
+    last = chosen.tokens.index("Thursday")
+
+    def share(head):
+        faded, erased = (learned_story(model=model, text=text, head=head).frame(position(last, phase)).state for phase in ("fade", "erase"))
+        return np.linalg.norm(erased - faded) / np.linalg.norm(faded)
+
+    shares = {head: share(head) for head in chosen.heads}
+    assert len(set(shares.values())) == len(shares) > 1
+    assert chosen.head == max(shares, key=shares.get)
+
+
+def test_labels_name_the_frames_and_need_no_states(model, monkeypatch):
+    told = learned_story(model=model, text="The meeting is on Tuesday.")
+    frames = [told.frame(i) for i in told.frames]
+    assert told.labels == ("start", *(f"{told.tokens[f.token]} · {f.phase}" for f in frames[1:]))
+    assert STORY.labels[:2] == ("start", "client: Acme · fade") and len(STORY.labels) == len(STORY.frames)
+    monkeypatch.setattr(learned, "delta_substeps", None)
+    assert len(told.labels) == len(frames)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_positions_are_those_of_the_frames(phase):
+    for step in range(len(STORY.writes)):
+        assert (STORY.frame(position(step, phase)).step, STORY.frame(position(step, phase)).phase) == (step, phase)
+
+
+def test_one_row_is_not_called_rows():
+    assert whiteboard_story(facts=[("meeting day", "Tuesday")]).frame(0).sentence == "The board is empty: 1 row, nothing written yet."
+
+
+def test_the_model_reads_the_articles_sentences(model):
+    assert whiteboard_story(model=model).text == " ".join(meeting.ARTICLE)
 
 
 def test_reading_leaves_the_model_as_it_was(model):
