@@ -18,7 +18,6 @@ from minimodel.prefix_cache import PrefixCache
 from minimodel.pretrained import load_pretrained
 from minimodel.routing import quantile_bias, route
 from minimodel.trace import record
-from minimodel.train import train_meeting
 
 # isort: split
 # last, because the module minimodel.kda takes this name when it is first imported
@@ -28,5 +27,5 @@ __all__ = [
     "GatedMLA", "HybridCache", "K3Config", "K3ForCausalLM", "KimiDeltaAttention", "PerHeadMuon", "PrefixCache", "StableLatentMoE",
     "attention_residual", "bounded_log_decay", "cache_bytes", "dequantize_mxfp4", "fake_quantize_mxfp4", "from_pretrained", "generate", "kda",
     "load_pretrained", "load_released", "newton_schulz", "parameter_budget", "quantile_bias", "quantize_mxfp4", "record", "route", "save_pretrained", "situ_glu",
-    "softplus_log_decay", "train_meeting",
+    "softplus_log_decay",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minimodel.config import K3Config
-from minimodel.io import save_pretrained
+from minimodel.io import from_pretrained, save_pretrained
 from minimodel.model import K3ForCausalLM
 from minimodel.muon import PerHeadMuon
 from minimodel.tasks import meeting
@@ -166,20 +166,28 @@ def _run_id(model, recipe: Recipe) -> str:
 
 
 def train_meeting(
-    folder: str | Path | None = None, *, steps: int = 100, projects: int = 1, lr: float = 8e-3, seed: int = 0, progress: bool = True
+    folder: str | Path | None = None,
+    *,
+    steps: int = 100,
+    projects: int = 1,
+    lr: float = 8e-3,
+    seed: int = 0,
+    start: str | Path | None = None,
+    progress: bool = True,
 ) -> tuple[K3ForCausalLM, list[dict]]:
-    """The course's meeting model from scratch, 2,048 tokens a step.
+    """The course's meeting model, 2,048 tokens a step.
 
     One project is learned from notes of 128 tokens in about a hundred steps. With more, notes and their number of projects grow along
-    ``meeting.curriculum``. ``folder``: see :func:`train`. Returns the model and its log.
+    ``meeting.curriculum``. ``start``: the folder of a trained model to go on from, with long notes only. ``folder``: see :func:`train`.
+    Returns the model and its log.
     """
     if not 1 <= projects <= 8:
         raise ValueError(f"projects must lie in 1..8, got {projects}")
-    recipe = Recipe(steps=steps, lr=lr, data=f"meeting notes, seed {seed}, up to {projects} projects")
-    model = K3ForCausalLM(K3Config.meeting(), seed=seed)
+    data = f"meeting notes, seed {seed}, up to {projects} projects" + (", long" if start else "")
+    model = from_pretrained(start) if start else K3ForCausalLM(K3Config.meeting(), seed=seed)
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
-        length, most = (128, 1) if projects == 1 else meeting.curriculum(step, steps)
+        length, most = (128, 1) if projects == 1 else (meeting.LONGEST, 8) if start else meeting.curriculum(step, steps)
         return meeting.training_batch(seed, step, rows=2048 // length, length=length, max_projects=min(most, projects))
 
     length = 128 if projects == 1 else 512
@@ -189,6 +197,7 @@ def train_meeting(
         return {f"accuracy_{n}": meeting.score(model, notes).accuracy for n, notes in sorted(held_out.items())}
 
     every = 200 if projects > 1 else 25
+    recipe = Recipe(steps=steps, lr=lr, data=data)
     log = train(model, batch, recipe, folder=folder, evaluate=scores, evaluate_every=every, progress=progress)
     return model, log
 
@@ -202,11 +211,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--projects", type=int, default=8, help="projects in a note, at most")
     parser.add_argument("--lr", type=float, default=8e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=Path, help="folder of a trained model to go on from, with long notes only")
     parser.add_argument("--threads", type=int, help="CPU threads")
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
-    model, log = train_meeting(options.out, steps=options.steps, projects=options.projects, lr=options.lr, seed=options.seed)
+    settings = {name: getattr(options, name) for name in ("steps", "projects", "lr", "seed", "start")}
+    model, log = train_meeting(options.out, **settings)
     save_pretrained(model, options.out / "model")
     print(f"saved {options.out / 'model'}: {json.dumps(log[-1])}")
 
