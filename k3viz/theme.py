@@ -80,7 +80,7 @@ def axis(theme: Theme, **more: Any) -> dict[str, Any]:
     """A plotly axis in the given theme; grid, zero and axis lines are set too, because dark pages need all of them."""
     return {
         "gridcolor": theme.grid, "zerolinecolor": theme.line, "linecolor": theme.line, "tickcolor": theme.line,
-        "tickfont": {"color": theme.ink, "size": 12}, "automargin": True, **more,
+        "tickfont": {"color": theme.ink, "size": 12}, **more,
     }  # fmt: skip
 
 

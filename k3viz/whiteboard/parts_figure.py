@@ -110,7 +110,14 @@ def row_bars(rows: dict[str, list[Cell]], reach: tuple[float, float], n: str, th
 
 
 def row_axes(names: tuple[str, ...], reach: tuple[float, float], title: str, n: str, x: tuple[float, float], theme: Theme) -> dict:
-    rows = {"categoryorder": "array", "categoryarray": names[::-1], "showgrid": False, "showticklabels": x == LEFT, "ticks": ""}
+    rows = {
+        "categoryorder": "array",
+        "categoryarray": names[::-1],
+        "showgrid": False,
+        "showticklabels": x == LEFT,
+        "ticks": "",
+        "automargin": x == LEFT,
+    }  # long row names push the board to the right; elsewhere the margins are known (and it is slow)
     return {
         f"xaxis{n}": axis(theme, domain=x, anchor=f"y{n}", range=list(reach), title=small_title(title, theme)),
         f"yaxis{n}": axis(theme, domain=BOARD, anchor=f"x{n}", **rows),

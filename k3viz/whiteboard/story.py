@@ -145,7 +145,11 @@ def whiteboard_story(
     b = torch.tensor(float(beta), dtype=torch.float64)
 
     state = additive = torch.zeros(CHANNELS, CHANNELS, dtype=torch.float64)
-    frames = [_frame(-1, "start", state, additive, keys, values, f"The board is empty: {len(rows)} {plural('row', len(rows))}, nothing written yet.")]
+    frames = [
+        _frame(
+            -1, "start", state, additive, keys, values, f"The board is empty: {len(rows)} {plural('row', len(rows))}, nothing written yet."
+        )
+    ]
     for step, write in enumerate(writes):
         k, v = keys[rows.index(write.row)], values[words.index(write.word)]
         for phase, s, a in zip(PHASES, delta_substeps(state, k, v, g, b), additive_substeps(additive, k, v, g, b), strict=True):
