@@ -8,14 +8,14 @@ _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
-def format_bytes(n: int | float) -> str:
-    """Three significant digits in decimal units: 449369856 -> "449 MB", 28991029248 -> "29.0 GB"; below 1 kB exact."""
-    return _scaled(n, _BYTES, space=" ") or f"{n:.0f} B"
+def format_bytes(n: int | float, *, digits: int = 3) -> str:
+    """``digits`` significant digits in decimal units: 28991029248 -> "29.0 GB", 449369856 -> "449 MB"; below 1 kB exact."""
+    return _scaled(n, _BYTES, space=" ", digits=digits) or f"{n:.0f} B"
 
 
-def format_count(n: int | float) -> str:
-    """Exact with commas below a million, then three significant digits: 65536 -> "65,536", 2779484476000 -> "2.78T"."""
-    return _scaled(n, _COUNTS, space="") or f"{n:,.0f}"
+def format_count(n: int | float, *, digits: int = 3) -> str:
+    """Exact with commas below a million, then ``digits`` significant ones: 65536 -> "65,536", 2779484476000 -> "2.78T"."""
+    return _scaled(n, _COUNTS, space="", digits=digits) or f"{n:,.0f}"
 
 
 def format_probability(p: int | float) -> str:
@@ -37,10 +37,10 @@ def plural(noun: str, n: int) -> str:
     return noun if n == 1 else f"{noun}s"
 
 
-def _scaled(n: int | float, units: tuple[tuple[float, str], ...], *, space: str) -> str | None:
+def _scaled(n: int | float, units: tuple[tuple[float, str], ...], *, space: str, digits: int) -> str | None:
     for size, unit in units:
-        if abs(n) >= 0.9995 * size:  # 999.6 kB is written 1.00 MB, not 1000 kB
+        if round(abs(n) / size, digits) >= 1:  # 999.6 kB is written 1.00 MB, not 1000 kB
             x = n / size
-            decimals = 2 if abs(x) < 9.995 else 1 if abs(x) < 99.95 else 0
-            return f"{x:,.{decimals}f}{space}{unit}"
+            whole = len(str(int(float(f"{abs(x):.{digits}g}"))))  # digits before the point, once rounded
+            return f"{x:,.{max(0, digits - whole)}f}{space}{unit}"
     return None

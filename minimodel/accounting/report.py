@@ -8,6 +8,7 @@ from collections.abc import Callable
 from minimodel import facts
 from minimodel.accounting import cache_bytes, parameter_budget, weight_bytes, with_mixer
 from minimodel.config import K3Config
+from minimodel.formats import format_bytes, format_count, format_number
 
 PRESETS: dict[str, Callable[[], K3Config]] = {
     "k3": K3Config.k3,
@@ -43,13 +44,13 @@ def report(name: str) -> str:
         "all MHA": with_mixer(config, "mha"),
     }
     costs = [[cache_bytes(twin, tokens) for twin in twins.values()] for tokens in LENGTHS]
-    rows = [[f"{row[0].tokens:,} tokens", *(_scaled(cost.total, "B") for cost in row)] for row in costs]
-    rows.append(["each further token", *(_scaled(cost.per_token, "B") for cost in costs[0])])
-    rows.append(["fixed", *(_scaled(cost.fixed, "B") for cost in costs[0])])
+    rows = [[f"{row[0].tokens:,} tokens", *(format_bytes(cost.total) for cost in row)] for row in costs]
+    rows.append(["each further token", *(format_bytes(cost.per_token) for cost in costs[0])])
+    rows.append(["fixed", *(format_bytes(cost.fixed) for cost in costs[0])])
     parts.append(_table(["memory of one session", *twins], rows))
 
     if published := _published(name, config):
-        rows = [[label, _scaled(ours), _scaled(fact.value), fact.unit, fact.source] for label, ours, fact in published]
+        rows = [[label, _as_published(ours, fact), _as_published(fact.value, fact), fact.unit, fact.source] for label, ours, fact in published]
         parts.append(_table(["published figures", "ours", "published", "unit", "source"], rows))
     return "\n\n".join(parts)
 
@@ -73,11 +74,10 @@ def _published(name: str, config: K3Config) -> list[tuple[str, int | float, fact
     return []
 
 
-def _scaled(value: int | float, unit: str = "") -> str:
-    """Four digits and a prefix, 10^9 being B for counts and G for bytes: 2.779 T, 28.99 GB."""
-    power = min(4, (len(str(int(value))) - 1) // 3)
-    prefix = ["", "k", "M", "G" if unit else "B", "T"][power]
-    return f"{value / 1000**power:.4g} {prefix}{unit}".rstrip()
+def _as_published(value: int | float, fact: facts.Fact) -> str:
+    """Ours and theirs with the digits that were published, at least three."""
+    written = {"bytes": format_bytes, "parameters": format_count}.get(fact.unit)
+    return written(value, digits=max(3, len(f"{fact.value:.0f}".rstrip("0")))) if written else format_number(value)
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

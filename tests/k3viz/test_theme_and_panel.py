@@ -11,7 +11,7 @@ import k3viz
 from k3viz import panel as panels
 from k3viz.panel import Choice, Drawing, Panel, Player, Slider
 from k3viz.theme import DARK, LIGHT, ROLES, axis, contrast, diverging, layout, text_on
-from minimodel.formats import format_bytes, format_count, format_number, format_probability
+from minimodel.formats import format_bytes, format_count, format_number, format_probability, plural
 
 READABLE = 4.5  # WCAG AA
 
@@ -46,6 +46,18 @@ def test_layout_axis_and_scale_are_valid_plotly(theme):
 ])
 def test_numbers_are_written_for_people(format_, value, text):
     assert format_(value) == text
+
+
+@pytest.mark.parametrize("n, text", [
+    (28_991_029_248, "28.99 GB"), (999_700, "999.7 kB"), (999_960, "1.000 MB"), (9_999_600, "10.00 MB"), (99_999_500_000, "100.0 GB"), (0, "0 B"),
+])
+def test_four_digits_on_request(n, text):
+    assert format_bytes(n, digits=4) == text
+
+
+@pytest.mark.parametrize("n, noun", [(0, "rows"), (1, "row"), (2, "rows")])
+def test_one_is_singular(n, noun):
+    assert plural("row", n) == noun
 
 
 def test_public_names_are_there_and_no_others():

@@ -1,5 +1,6 @@
 """Closed forms against published counts, against the module itself, and against torch's own operation counter."""
 
+import re
 import subprocess
 import sys
 
@@ -21,6 +22,7 @@ from minimodel.accounting import (
 from minimodel.accounting.report import PRESETS, report
 from minimodel.baselines import BASELINES
 from minimodel.config import K3Config
+from minimodel.formats import format_bytes, format_count
 from minimodel.model import K3ForCausalLM
 
 MILLION_TOKENS = 1_048_576
@@ -213,8 +215,16 @@ def test_report_shows_published_beside_ours():
     text = report("k3")
     assert "2,779,484,476,000" in text and "104,189,612,640" in text
     line = next(line for line in text.splitlines() if line.startswith("active parameters"))
-    assert "104.2 B" in line and facts.K3.active_parameters.source in line
+    assert "104.2B" in line and facts.K3.active_parameters.source in line
     assert "published" not in report("mini")
+
+
+def test_report_writes_numbers_as_everything_else_does():
+    config = K3Config.k3()
+    k3, linear = (re.sub(" +", " ", report(name)) for name in ("k3", "kimi_linear_48b"))
+    assert f"\n1,048,576 tokens {format_bytes(cache_bytes(config, 1_048_576).total)} " in k3
+    assert f"\nall parameters {format_count(parameter_budget(config).total)} 2.78T parameters" in k3
+    assert "\ncache growth saved 0.74 0.75 share" in linear
 
 
 @pytest.mark.bad_input
