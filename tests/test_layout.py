@@ -114,7 +114,7 @@ def run_python(code):
 def test_importing_minimodel_costs_little_more_than_torch():
     code = ("import time; a = time.process_time(); import torch; b = time.process_time(); import minimodel; c = time.process_time();"
             "print((c - b) / (b - a))")
-    assert min(float(run_python(code)) for _ in range(3)) < 0.25
+    assert any(float(run_python(code)) < 0.25 for _ in range(3))  # a busy machine may spoil one measurement
 
 
 def test_importing_minimodel_loads_no_pictures():
