@@ -50,7 +50,9 @@ def report(name: str) -> str:
     parts.append(_table(["memory of one session", *twins], rows))
 
     if published := _published(name, config):
-        rows = [[label, _as_published(ours, fact), _as_published(fact.value, fact), fact.unit, fact.source] for label, ours, fact in published]
+        rows = [
+            [label, _as_published(ours, fact), _as_published(fact.value, fact), fact.unit, fact.source] for label, ours, fact in published
+        ]
         parts.append(_table(["published figures", "ours", "published", "unit", "source"], rows))
     return "\n\n".join(parts)
 

@@ -95,7 +95,9 @@ def test_the_panel_answers_to_its_controls():
     assert "131,072 tokens" in panel.describe()
 
 
-@pytest.mark.parametrize("context, shown", [(64, 64), (65_536, 65_536), (LONGEST, LONGEST), (3000, 2048), (3100, 4096), (LONGEST - 1, LONGEST)])
+@pytest.mark.parametrize("context, shown", [
+    (64, 64), (65_536, 65_536), (LONGEST, LONGEST), (3000, 2048), (3100, 4096), (LONGEST - 1, LONGEST),
+])
 def test_the_panel_starts_at_the_context_asked_for(context, shown):
     assert memory_panel(tokens=64, context=context).trace.context == shown
 

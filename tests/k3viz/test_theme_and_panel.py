@@ -49,7 +49,8 @@ def test_numbers_are_written_for_people(format_, value, text):
 
 
 @pytest.mark.parametrize("n, text", [
-    (28_991_029_248, "28.99 GB"), (999_700, "999.7 kB"), (999_960, "1.000 MB"), (9_999_600, "10.00 MB"), (99_999_500_000, "100.0 GB"), (0, "0 B"),
+    (28_991_029_248, "28.99 GB"), (999_700, "999.7 kB"), (999_960, "1.000 MB"), (9_999_600, "10.00 MB"),
+    (99_999_500_000, "100.0 GB"), (0, "0 B"),
 ])
 def test_four_digits_on_request(n, text):
     assert format_bytes(n, digits=4) == text
