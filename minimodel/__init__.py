@@ -24,8 +24,9 @@ from minimodel.trace import record
 from minimodel.delta_rule import kda
 
 __all__ = [
-    "GatedMLA", "HybridCache", "K3Config", "K3ForCausalLM", "KimiDeltaAttention", "PerHeadMuon", "PrefixCache", "StableLatentMoE",
-    "attention_residual", "bounded_log_decay", "cache_bytes", "dequantize_mxfp4", "fake_quantize_mxfp4", "from_pretrained", "generate", "kda",
-    "load_pretrained", "load_released", "newton_schulz", "parameter_budget", "quantile_bias", "quantize_mxfp4", "record", "route", "save_pretrained", "situ_glu",
+    "GatedMLA", "HybridCache", "K3Config", "K3ForCausalLM", "KimiDeltaAttention", "PerHeadMuon", "PrefixCache",
+    "StableLatentMoE", "attention_residual", "bounded_log_decay", "cache_bytes", "dequantize_mxfp4",
+    "fake_quantize_mxfp4", "from_pretrained", "generate", "kda", "load_pretrained", "load_released", "newton_schulz",
+    "parameter_budget", "quantile_bias", "quantize_mxfp4", "record", "route", "save_pretrained", "situ_glu",
     "softplus_log_decay",
 ]  # fmt: skip

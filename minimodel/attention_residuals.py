@@ -1,6 +1,7 @@
 """Attention Residuals: every sublayer reads earlier outputs by attention over *depth* (Attention Residuals report Eq. 2-4; K3 2.2).
 
-A plain transformer adds every output to one stream. Here a sublayer's input is a weighted mix of sources: the embedding, the sums of finished
+A plain transformer adds every output to one stream. Here a sublayer's input is a weighted mix of sources: the embedding, the sums
+of finished
 blocks of layers, and the running sum of the current block. There is no ``h + f(h)``. Nothing is kept along time.
 """
 

@@ -125,7 +125,8 @@ class HybridCache:
 
     @contextmanager
     def extending(self, tokens: int) -> Iterator[None]:
-        """Around a pass that writes ``tokens`` into every layer. If it fails on the way, layers disagree, and the cache says so from then on."""
+        """Around a pass that writes ``tokens`` into every layer. If it fails on the way, layers disagree, and the cache says so
+        from then on."""
         self.require_whole()
         self._half_written = True
         with torch.no_grad():  # slots are written in place, which autograd would only refuse later
@@ -165,7 +166,7 @@ class HybridCache:
         """Go back to a snapshot of this cache, or of another one of the same model and batch."""
         self.check(snapshot.config, len(snapshot.padding), "snapshot")
         self.seen, self.padding, self._half_written = snapshot.seen, snapshot.padding.clone(), False
-        for slot, tensors in zip(self.layers, snapshot.layers):
+        for slot, tensors in zip(self.layers, snapshot.layers, strict=True):
             slot.load(tensors, self.seen)
 
     def reorder(self, rows: Int[Tensor, "N"]) -> None:

@@ -282,5 +282,6 @@ def kimi_k2_dimensions() -> K3Config:
 
 
 def deepseek_v3_dimensions() -> K3Config:
-    """DeepSeek-V3's sizes (source: ``DEEPSEEK_V3_PAPER``), for ``cache_bytes``, ``parameter_budget`` and ``flops``: to count with, not to run."""
+    """DeepSeek-V3's sizes (source: ``DEEPSEEK_V3_PAPER``), for ``cache_bytes``, ``parameter_budget`` and ``flops``: to count with,
+    not to run."""
     return _all_mla(vocab_size=129280, heads=128, dense_layers=3, experts=256)

@@ -42,7 +42,8 @@ def generate(
         cache: continue a session: ``input_ids`` then holds only what the cache has not read. It is extended in place, by everything but the
             last token given out.
 
-    Returns: prompts and continuations [B, T+N]; rows that stopped early are filled with their stop token. For a list of prompts, a list of 1-D
+    Returns: prompts and continuations [B, T+N]; rows that stopped early are filled with their stop token. For a list of prompts, a
+    list of 1-D
     tensors without padding or filling.
     """
     _check_sampling(max_new_tokens, temperature, top_k, top_p)
@@ -60,7 +61,7 @@ def generate(
         return tokens
     new = torch.stack(list(tokens), 1)
     if ragged:
-        return [torch.cat([torch.as_tensor(p, device=device), row[row >= 0]]) for p, row in zip(input_ids, new)]
+        return [torch.cat([torch.as_tensor(p, device=device), row[row >= 0]]) for p, row in zip(input_ids, new, strict=True)]
     for t in range(1, new.shape[1]):
         new[:, t] = torch.where(new[:, t] < 0, new[:, t - 1], new[:, t])
     return torch.cat([ids, new], 1)

@@ -43,7 +43,8 @@ def _grouped(rows: Float[Tensor, "N I"], w: Float[Tensor, "E O I"], loads: list[
 class StableLatentMoE(nn.Module):
     """``y = sum_shared E(x) + W_up RMSNorm( sum_j p_j E_j(W_down x) )``.
 
-    The router reads the full x, routed experts the latent (half of D in K3), shared experts the full x, fused into one MLP of twice the width.
+    The router reads the full x, routed experts the latent (half of D in K3), shared experts the full x, fused into one MLP of
+    twice the width.
     "Stable" names three additions: this norm after the weighted sum, the bounded SiTU activation, Quantile Balancing. Without
     ``routed_expert_hidden_size`` there is no latent and no norm (Kimi Linear).
     """

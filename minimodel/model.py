@@ -19,7 +19,7 @@ from minimodel.config import K3Config
 from minimodel.delta_rule import BACKENDS, check_cu_seqlens
 from minimodel.kda import KimiDeltaAttention
 from minimodel.latent_moe import RoutedExperts, StableLatentMoE
-from minimodel.layers import GatedMLP, RMSNorm, ShortConv, linear
+from minimodel.layers import GatedMLP, RMSNorm, linear
 from minimodel.mla import GatedMLA
 from minimodel.routing import Router
 from minimodel.trace import Traced
@@ -113,7 +113,8 @@ class K3Model(nn.Module):
 class K3ForCausalLM(Traced):
     """A K3 that predicts the next token.
 
-    ``K3ForCausalLM(config, seed=0)`` initializes deterministically: normal weights of std ``initializer_range``, zero pseudo-queries, A_log = 0 with
+    ``K3ForCausalLM(config, seed=0)`` initializes deterministically: normal weights of std ``initializer_range``, zero
+    pseudo-queries, A_log = 0 with
     the Mamba-style decay bias. On ``device="meta"`` nothing is drawn.
     """
 

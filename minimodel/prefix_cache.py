@@ -1,7 +1,9 @@
 """PrefixCache: a prompt that begins like an earlier one is resumed, not read again (K3 report 5.4.1).
 
-The two kinds of memory need two kinds of entries. An MLA latent belongs to its token, so whole blocks of tokens are stored and shared. A KDA state is
-a summary of everything before it and cannot be rewound, so it is stored only at chosen block ends, as a checkpoint. A hit is the longest prefix
+The two kinds of memory need two kinds of entries. An MLA latent belongs to its token, so whole blocks of tokens are stored and
+shared. A KDA state is
+a summary of everything before it and cannot be rewound, so it is stored only at chosen block ends, as a checkpoint. A hit is the
+longest prefix
 whose blocks are all there *and* that ends at a checkpoint. Blocks are named by chained hashes: a block's name covers every token before it.
 """
 
@@ -28,7 +30,8 @@ class PrefixCache:
         logits = model(ids[:, n:], cache=cache).logits
         prefix.insert(ids, cache)
 
-    Entries are copies: a cache that was handed out can be extended freely. They belong to the weights they were computed with: after training
+    Entries are copies: a cache that was handed out can be extended freely. They belong to the weights they were computed with:
+    after training
     on, start a new one.
     """
 
@@ -123,7 +126,8 @@ class PrefixCache:
             return
         slots = [(layer, slot) for layer, slot in enumerate(cache.layers) if belongs(slot)]
         entry = {
-            layer: {name: (x[:, rows] if isinstance(slot, Rows) else x).clone() for name, x in slot.tensors().items()} for layer, slot in slots
+            layer: {name: (x[:, rows] if isinstance(slot, Rows) else x).clone() for name, x in slot.tensors().items()}
+            for layer, slot in slots
         }
         self._entries[key] = entry
         self.nbytes += _nbytes(entry)

@@ -1,6 +1,7 @@
 """Which experts a token visits, and how the load stays even (K3 report 2.3.3, appendices C and D).
 
-The bias steers the *selection* only; the mixture weights come from the unbiased scores. It is set from the scores of one whole optimizer step and
+The bias steers the *selection* only; the mixture weights come from the unbiased scores. It is set from the scores of one whole
+optimizer step and
 used from the next one on, so that no token sees the future.
 """
 
@@ -109,7 +110,8 @@ def balance_loss(scores: Float[Tensor, "S E"], indices: Int[Tensor, "S k"]) -> F
 class Router(Traced):
     """Sigmoid scores over all experts, read from the full hidden state in float32, with a balancing bias.
 
-    A training pass (training mode, gradients on) pools margins; :meth:`update_bias`, called once after the optimizer's step, turns them into
+    A training pass (training mode, gradients on) pools margins; :meth:`update_bias`, called once after the optimizer's step, turns
+    them into
     the next bias. In eval mode, under ``no_grad`` and with a cache nothing is pooled, and the bias is frozen.
     """
 

@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> None:
     """``python -m minimodel.train meeting --out FOLDER``: train, then save the model beside the run's checkpoint."""
     parser = argparse.ArgumentParser(prog="python -m minimodel.train", description="Train the course's meeting model on a CPU.")
     parser.add_argument("preset", choices=["meeting"])
-    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint, the log and the final model; an interrupted run continues")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint, the log and the model; a stopped run continues")
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--projects", type=int, default=8, help="projects in a note, at most")
     parser.add_argument("--lr", type=float, default=8e-3)

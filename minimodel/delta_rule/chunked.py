@@ -1,6 +1,7 @@
 """KDA in chunks: the recurrence runs over chunks of C tokens, and inside one everything is a matrix product.
 
-Inside a chunk (Kimi Linear report Eq. 6-9, K3 report Eq. 3-4), with S the state before it, G the running sum of g, and A and P from ``tiles.py``:
+Inside a chunk (Kimi Linear report Eq. 6-9, K3 report Eq. 3-4), with S the state before it, G the running sum of g, and A and P
+from ``tiles.py``:
 
     M  = (I + diag(beta) A)^-1 diag(beta)            all erasures of the chunk, solved at once
     X  = M (V - (exp(G) * K) S)                      what each token really writes: its value less what is recalled, old or of this chunk

@@ -2,8 +2,10 @@
 
     A[i,j] = sum_c k_i[c] k_j[c] exp(G_i[c] - G_j[c])   j < i        P[i,j] = sum_c q_i[c] k_j[c] exp(G_i[c] - G_j[c])   j <= i
 
-with G the running sum of the log-decay inside a chunk. The trap is exp(G_i - G_j) = exp(G_i) * exp(-G_j): over a long chunk the second factor
-overflows. So rows are taken in tiles of 16 and both factors are measured from an origin in the row's own tile. Columns of earlier tiles then
+with G the running sum of the log-decay inside a chunk. The trap is exp(G_i - G_j) = exp(G_i) * exp(-G_j): over a long chunk the
+second factor
+overflows. So rows are taken in tiles of 16 and both factors are measured from an origin in the row's own tile. Columns of earlier
+tiles then
 have exponents <= 0. In the diagonal tile, with the origin in its middle, exponents stay within 8 steps: with K3's bound g >= -5 that
 is e^40, far inside float32, so that *every* tile is one plain matrix product. Without a bound (Kimi Linear's softplus gate) the
 diagonal tile is computed pair by pair.

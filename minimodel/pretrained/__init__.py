@@ -1,4 +1,4 @@
-"""The course's trained checkpoints. Each folder holds the model in the released layout, its loss curve, its scores and the command that made it."""
+"""The course's trained checkpoints: each with its loss curve, its scores and the command that made it."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ FILLER = (
     "Lunch is at noon .", "Please bring the slides .", "Thanks for the notes .", "The coffee machine is broken .", "Nothing else changed .",
     "The printer is out of paper .", "The weather is nice today .", "See you there .", "Please read the report before the call .",
     # these name a day, a room or a number that belongs to no project
-    "The office is closed on {day} .", "Lunch moved to {day} .", "The other team has room {room} .", "The party has {attendees} people attending .",
+    "The office is closed on {day} .", "Lunch moved to {day} .", "The other team has room {room} .",
+    "The party has {attendees} people attending .",
 )  # fmt: skip
 
 
@@ -241,8 +242,8 @@ def training_batch(
 def held_out_notes(seed: int, count: int, *, projects: int, length: int, final_questions: int = 8) -> list[Note]:
     """Notes for scoring, from a stream of seeds that training never draws. Only the final questions carry labels."""
     return [
-        write_note(random.Random(f"meeting/held-out/{seed}/{projects}/{length}/{i}"), projects=projects, length=length, final_questions=final_questions)
-        for i in range(count)
+        write_note(rng, projects=projects, length=length, final_questions=final_questions)
+        for rng in (random.Random(f"meeting/held-out/{seed}/{projects}/{length}/{i}") for i in range(count))
     ]
 
 
@@ -298,7 +299,7 @@ def score(model: torch.nn.Module, notes: list[Note], *, rows: int = 8) -> Score:
     for start in range(0, len(notes), rows):
         ids, labels = pad_notes(notes[start : start + rows])
         said = model(ids).logits[:, :-1].argmax(-1)
-        for answer, guess in zip(labels[:, 1:].flatten().tolist(), said.flatten().tolist()):
+        for answer, guess in zip(labels[:, 1:].flatten().tolist(), said.flatten().tolist(), strict=True):
             if answer in slot_of:
                 asked[slot_of[answer]] += 1
                 right[slot_of[answer]] += answer == guess
