@@ -1,7 +1,7 @@
 """Score a trained meeting model on held-out notes, and publish a finished run into the package.
 
     python -m minimodel.pretrained score                     # the committed checkpoint
-    python -m minimodel.pretrained publish runs/meeting      # model, loss curve and scores into minimodel/pretrained/meeting
+    python -m minimodel.pretrained publish runs/meeting --minutes 31      # model, curve, scores into minimodel/pretrained/meeting
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def scores(model: K3ForCausalLM, *, answers: int = 1000) -> dict:
     return {"held_out": table, "p_thursday": round(float(p[meeting.encode("Thursday")[0]]), 4)}
 
 
-def readme(result: dict, log: list[dict]) -> str:
+def readme(result: dict, log: list[dict], minutes: int) -> str:
     """The page beside the checkpoint: how it was made, and how well it does."""
     rows = "\n".join(f"| {r['projects']} | {r['tokens']:,} | {100 * r['accuracy']:.2f} % | {r['answers']:,} |" for r in result["held_out"])
     return f"""# The meeting model
@@ -50,12 +50,12 @@ def readme(result: dict, log: list[dict]) -> str:
 
 ```
 python -m minimodel.train meeting --out runs/meeting --threads 1
-python -m minimodel.pretrained publish runs/meeting
+python -m minimodel.pretrained publish runs/meeting --minutes {minutes}
 ```
 
-{len(log):,} steps of 2,048 tokens; the longest note has {meeting.LONGEST:,} tokens. `curve.json` holds the loss of every tenth
-step. The same command gives the
-same model on the same processor with the same number of threads; elsewhere rounding differs, and so does the model a little.
+{len(log):,} steps of 2,048 tokens took {minutes} minutes; the longest note has {meeting.LONGEST:,} tokens. `curve.json` holds the loss of every
+tenth step. The same command gives the same model on the same processor with the same number of threads; elsewhere rounding differs,
+and so does the model a little.
 
 Scores on held-out notes: a blank is right when the likeliest of all {len(meeting.VOCABULARY)} words is the latest value.
 
@@ -74,6 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     score.add_argument("folder", nargs="?", type=Path)
     publish = commands.add_parser("publish", help="copy a finished run into the package, with its curve and scores")
     publish.add_argument("run", type=Path)
+    publish.add_argument("--minutes", type=int, required=True, help="how long the training took, for the page beside the model")
     options = parser.parse_args(arguments)
     if options.command == "score":
         print(json.dumps(scores(from_pretrained(options.folder) if options.folder else load_pretrained()), indent=1))
@@ -87,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
     curve = [{k: round(v, 4) for k, v in row.items() if k in keep} for row in log if row["step"] % 10 == 0 or "accuracy_8" in row]
     (target / "curve.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in curve) + "\n]\n")
     (target / "scores.json").write_text(json.dumps(result, indent=1) + "\n")
-    (target / "README.md").write_text(readme(result, log))
+    (target / "README.md").write_text(readme(result, log, options.minutes))
 
 
 if __name__ == "__main__":
