@@ -113,6 +113,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tens
         )
     if q.device.type == "meta":
         return
+    for name in ("q", "k", "v"):
+        if not bool(named[name].isfinite().all()):
+            raise ValueError(f"{name} must be finite, got {int((~named[name].isfinite()).sum())} values that are NaN or infinite")
     if not bool((g <= 0).all()):  # NaN is not <= 0
         raise ValueError(f"g must be a log-decay <= 0, got {g.max().item():.4g}")
     if not bool(((beta >= 0) & (beta <= 1)).all()):

@@ -53,9 +53,9 @@ python -m minimodel.train meeting --out runs/meeting --threads 1
 python -m minimodel.pretrained publish runs/meeting --minutes {minutes}
 ```
 
-{len(log):,} steps of 2,048 tokens took {minutes} minutes; the longest note has {meeting.LONGEST:,} tokens. `curve.json` holds the loss of every
-tenth step. The same command gives the same model on the same processor with the same number of threads; elsewhere rounding differs,
-and so does the model a little.
+{len(log):,} steps of 2,048 tokens took {minutes} minutes; the longest note has {meeting.LONGEST:,} tokens. `curve.json` holds the loss
+of every tenth step. The same command gives the same model on the same processor with the same number of threads; elsewhere rounding
+differs, and so does the model a little.
 
 Scores on held-out notes: a blank is right when the likeliest of all {len(meeting.VOCABULARY)} words is the latest value.
 

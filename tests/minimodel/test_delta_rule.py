@@ -370,3 +370,14 @@ def test_forgetting_everything_at_once(backend):
     torch.testing.assert_close(o.flatten(), want, rtol=0, atol=1e-6)
     packed, _ = kda(one, one, one, g, 0.5 * one[..., 0], cu_seqlens=torch.tensor([0, 2, 3]), backend=backend)
     assert bool(packed.isfinite().all())
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_named(name, value):
+    named = dict(zip(("q", "k", "v", "g", "beta"), inputs(T=3), strict=True))
+    named[name] = named[name].clone()
+    named[name][0, 1, 0, 0] = value
+    with pytest.raises(ValueError, match=f"{name} must be finite, got 1 values"):
+        kda(**named)
