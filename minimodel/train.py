@@ -177,8 +177,8 @@ def train_meeting(
 ) -> tuple[K3ForCausalLM, list[dict]]:
     """The course's meeting model, 2,048 tokens a step.
 
-    One project is learned from notes of 128 tokens in about a hundred steps (lr 1.5e-2). With more, notes and their number of projects grow along
-    ``meeting.curriculum``. ``start``: the folder of a trained model to go on from, with long notes only. ``folder``: see :func:`train`.
+    One project is learned from notes of 128 tokens in about a hundred steps at lr 1.5e-2. With more, notes and their number of projects
+    grow along ``meeting.curriculum``. ``start``: the folder of a trained model to go on from, with long notes only. ``folder``: see :func:`train`.
     Returns the model and its log.
     """
     if not 1 <= projects <= 8:
