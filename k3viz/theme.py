@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from minimodel.formats import format_bytes, format_count, format_number, format_probability, plural
+from minimodel.formats import format_bytes, format_count, format_digits, format_number, format_probability, plural
 
 __all__ = [
     "DARK", "FONT", "LIGHT", "MIXER_COLORS", "MIXER_DASHES", "ROLES", "Theme", "axis", "contrast", "diverging", "format_bytes",
-    "format_count", "format_number", "format_probability", "layout", "plural", "sequential", "text_on",
+    "format_count", "format_digits", "format_number", "format_probability", "layout", "note", "plural", "sequential", "text_on",
 ]  # fmt: skip
 
 BLACK, WHITE = "#111111", "#ffffff"
@@ -81,6 +81,14 @@ def axis(theme: Theme, **more: Any) -> dict[str, Any]:
     return {
         "gridcolor": theme.grid, "zerolinecolor": theme.line, "linecolor": theme.line, "tickcolor": theme.line,
         "tickfont": {"color": theme.ink, "size": 12}, **more,
+    }  # fmt: skip
+
+
+def note(theme: Theme, text: str, x: float, y: float, *, size: int = 13, **more: Any) -> dict[str, Any]:
+    """A text on the page, its lower left corner at (x, y) as shares of the plotting area; ``more`` are further annotation entries."""
+    return {
+        "text": text, "x": x, "y": y, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom", "showarrow": False,
+        "align": "left", "font": {"size": size, "color": theme.ink}, **more,
     }  # fmt: skip
 
 

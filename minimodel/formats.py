@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["format_bytes", "format_count", "format_number", "format_probability", "plural"]
+import math
+
+__all__ = ["format_bytes", "format_count", "format_digits", "format_number", "format_probability", "plural"]
 
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
@@ -30,6 +32,16 @@ def format_probability(p: int | float) -> str:
 def format_number(x: int | float) -> str:
     """A plain number with two decimals, never "-0.00"."""
     return f"{round(float(x), 2) + 0.0:.2f}"
+
+
+def format_digits(x: int | float, *, digits: int = 2) -> str:
+    """A number of any size to ``digits`` significant digits: 138.6 -> "140", 0.1386 -> "0.14", 3.1e-7 -> "3.1·10⁻⁷"."""
+    if x == 0 or not math.isfinite(x):
+        return "0" if x == 0 else "not a number" if math.isnan(x) else "∞" if x > 0 else "−∞"
+    mantissa, exponent = f"{x:.{digits - 1}e}".split("e")
+    if not -3 <= int(exponent) < 6:
+        return f"{mantissa}·10{str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
+    return f"{float(f'{mantissa}e{exponent}'):,.{max(0, digits - 1 - int(exponent))}f}"
 
 
 def plural(noun: str, n: int) -> str:

@@ -11,7 +11,7 @@ import k3viz
 from k3viz import panel as panels
 from k3viz.panel import Choice, Drawing, Panel, Player, Slider
 from k3viz.theme import DARK, LIGHT, ROLES, axis, contrast, diverging, layout, text_on
-from minimodel.formats import format_bytes, format_count, format_number, format_probability, plural
+from minimodel.formats import format_bytes, format_count, format_digits, format_number, format_probability, plural
 
 READABLE = 4.5  # WCAG AA
 
@@ -42,7 +42,10 @@ def test_layout_axis_and_scale_are_valid_plotly(theme):
     (format_bytes, 0, "0 B"), (format_bytes, 999, "999 B"), (format_bytes, 999_700, "1.00 MB"), (format_bytes, 28_991_029_248, "29.0 GB"),
     (format_count, 65_536, "65,536"), (format_count, 2_779_484_476_000, "2.78T"), (format_probability, 0.97312, "97.3 %"),
     (format_probability, 0.99999, "> 99.9 %"), (format_probability, 1.0, "100.0 %"), (format_probability, 1e-6, "< 0.1 %"),
-    (format_number, -1e-9, "0.00"), (format_number, 0.125, "0.12"),
+    (format_number, -1e-9, "0.00"), (format_number, 0.125, "0.12"), (format_digits, 138.6, "140"), (format_digits, 0.1386, "0.14"),
+    (format_digits, 3.14e-7, "3.1·10⁻⁷"), (format_digits, 16_976_058, "1.7·10⁷"), (format_digits, 99_600, "100,000"),
+    (format_digits, 0, "0"), (format_digits, 9.96, "10"), (format_digits, -0.05, "-0.050"), (format_digits, float("inf"), "∞"),
+    (format_digits, float("nan"), "not a number"),
 ])
 def test_numbers_are_written_for_people(format_, value, text):
     assert format_(value) == text
