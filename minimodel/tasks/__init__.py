@@ -1,3 +1,6 @@
-"""Seeded generators of small tasks with exact answers."""
+"""Seeded generators of small tasks with exact answers: ``meeting``, ``needle``, ``mqar``, ``palindrome``, ``stack``.
 
-__all__ = ["meeting"]
+The last three give (ids, labels) and are scored by ``scoring.accuracy``; the first two write notes, scored by ``meeting.score``.
+"""
+
+__all__ = ["meeting", "mqar", "needle", "palindrome", "scoring", "stack"]
