@@ -73,7 +73,8 @@ class K3Model(nn.Module):
     def __init__(self, config: K3Config) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # a weight of our own: nn.Embedding's first draw, on the meta device, would import torch's compiler, which takes seconds
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(K3Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         depth = config.attn_res_block_size is not None
