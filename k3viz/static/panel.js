@@ -126,11 +126,13 @@ async function render({ model, el }) {
   root.setAttribute("aria-label", model.get("name"));
   el.append(root);
 
+  // From the question until its picture stands on the page.
+  const showBusy = () => root.setAttribute("aria-busy", waiting || drawing);
   // Ask the kernel for a drawing; while one is on its way only remember that there is more to ask.
   const ask = () => {
     if (waiting) { again = true; return; }
     waiting = true;
-    root.classList.add("k3viz-busy");
+    showBusy();
     model.set("asked", model.get("asked") + 1);
     model.save_changes();
   };
@@ -154,14 +156,15 @@ async function render({ model, el }) {
   const answered = () => {
     if (model.get("answered") !== model.get("asked")) return;
     waiting = false;
-    root.classList.remove("k3viz-busy");
     if (again) { again = false; ask(); } else showValues();
+    showBusy();
   };
   const drawn = (error) => { failed = error ? "The picture could not be drawn: " + error.message : ""; showState(); };
   const draw = async () => {
     if (!Plotly || gone) return;
     if (drawing) { drawAgain = true; return; }
     drawing = true;
+    showBusy();
     const p = model.get("picture");
     const layout = { ...p.layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" };
     try {
@@ -172,7 +175,7 @@ async function render({ model, el }) {
     } finally {
       drawing = false;
     }
-    if (drawAgain) { drawAgain = false; draw(); }
+    if (drawAgain) { drawAgain = false; draw(); } else showBusy();
   };
   const themed = () => { const dark = isDark(el); if (dark !== model.get("dark")) { model.set("dark", dark); model.save_changes(); } };
 

@@ -24,6 +24,9 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120_000  # ms; only reached when something is broken
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+# anywidget says this when a widget's code takes longer than two seconds to start, as on a busy machine; the widget then comes a little
+# later. A panel that never came would be missed by the test that waits for it.
+SLOW = "[anywidget] Failed to initialize model."
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]
 
@@ -47,9 +50,13 @@ class Lab:
         self.console = []
         self.external = []
         page.set_default_timeout(PATIENCE)
-        page.on("console", lambda message: self.console.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: self.console.append(str(error)))
+        page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self._note(str(error)))
         page.on("request", self._note_request)
+
+    def _note(self, error):
+        if SLOW not in error:
+            self.console.append(error)
 
     def _note_request(self, request):
         if not request.url.startswith((self.address, self.address.replace("http", "ws"), "data:", "blob:")):
@@ -139,6 +146,22 @@ class Lab:
         return before, self.data(figure)
 
 
+class Traffic:
+    """Counts the bytes that a page receives from now on, over HTTP and the kernel's websocket."""
+
+    def __init__(self, page):
+        self.bytes = 0
+        session = page.context.new_cdp_session(page)
+        session.on("Network.dataReceived", lambda event: self._add(event["encodedDataLength"]))
+        # a binary frame (opcode 2) is reported in base64
+        session.on("Network.webSocketFrameReceived", lambda event: self._add(
+            len(event["response"]["payloadData"]) * (1 if event["response"]["opcode"] == 1 else 3 / 4)))
+        session.send("Network.enable")
+
+    def _add(self, count):
+        self.bytes += max(0, int(count))
+
+
 def _free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -191,12 +214,12 @@ def _serve(notebook, trusted):
 
 
 @contextmanager
-def open_lab(notebook, *, trusted=False, chromium=None):
+def open_lab(notebook, *, trusted=False, chromium=None, width=1400):
     """Serve a notebook (a name in notebooks/, or a path) and show it in headless Chromium; yields a Lab with a running kernel."""
     path = ROOT / "notebooks" / notebook  # an absolute path stays as it is
     with _serve(path, trusted) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium or find_chromium(), headless=True, args=FLAGS)
-        lab = Lab(browser.new_page(viewport={"width": 1400, "height": 1000}), address)
+        lab = Lab(browser.new_page(viewport={"width": width, "height": 1000}), address)
         try:
             lab.open(path.name)
             yield lab
