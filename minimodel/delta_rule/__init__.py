@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -56,7 +58,7 @@ def kda(
     B, T, H, K = k.shape
     dtype = torch.float64 if torch.float64 in {x.dtype for x in (q, k, v, g, beta)} else torch.float32
     scale = K**-0.5 if scale is None else scale
-    inputs = [q.to(dtype) * scale, k.to(dtype), v.to(dtype), g.to(dtype), beta.to(dtype)]
+    inputs = [q, k, v, g, beta]
     if cu_seqlens is not None:
         positions = _document_positions(cu_seqlens)
         inputs = [_unpack(x[0], positions) for x in inputs]
@@ -65,9 +67,10 @@ def kda(
         S = torch.zeros(inputs[0].shape[0], H, K, v.shape[-1], dtype=dtype, device=k.device)
     S = S.to(dtype)
     if backend == "recurrent" or (backend == "auto" and inputs[0].shape[1] <= 1):
-        o, S, _ = kda_recurrent(*inputs, S)
+        q_, *others = (x.to(dtype) for x in inputs)
+        o, S, _ = kda_recurrent(q_ * scale, *others, S)
     else:
-        o, S = kda_chunked(*inputs, S, chunk_size=chunk_size)
+        o, S = kda_chunked(*inputs, S, scale=scale, chunk_size=chunk_size)
     if cu_seqlens is not None:
         o = o[positions >= 0].unsqueeze(0)
     return o.to(q.dtype), S
@@ -113,13 +116,19 @@ def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tens
         )
     if q.device.type == "meta":
         return
-    for name in ("q", "k", "v"):
-        if not bool(named[name].isfinite().all()):
+    for name in ("q", "k", "v"):  # a minimum or a maximum is NaN when any number is: one pass, nothing stored
+        if not all(map(math.isfinite, _range(named[name]))):
             raise ValueError(f"{name} must be finite, got {int((~named[name].isfinite()).sum())} values that are NaN or infinite")
-    if not bool((g <= 0).all()):  # NaN is not <= 0
+    if not g.amax().item() <= 0:  # NaN is not <= 0
         raise ValueError(f"g must be a log-decay <= 0, got {g.max().item():.4g}")
-    if not bool(((beta >= 0) & (beta <= 1)).all()):
-        raise ValueError(f"beta must lie in [0, 1], got {beta.min().item():.4g} to {beta.max().item():.4g}")
+    low, high = _range(beta)
+    if not (low >= 0 and high <= 1):
+        raise ValueError(f"beta must lie in [0, 1], got {low:.4g} to {high:.4g}")
+
+
+def _range(x: Tensor) -> tuple[float, float]:
+    low, high = torch.aminmax(x)
+    return low.item(), high.item()
 
 
 def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> None:

@@ -3,24 +3,36 @@
 Inside a chunk (Kimi Linear report Eq. 6-9, K3 report Eq. 3-4), with S the state before it, G the running sum of g, and A and P
 from ``tiles.py``:
 
-    M  = (I + diag(beta) A)^-1 diag(beta)            all erasures of the chunk, solved at once
-    X  = M (V - (exp(G) * K) S)                      what each token really writes: its value less what is recalled, old or of this chunk
+    E  = (I + A diag(beta))^-1 (V - (exp(G) * K) S)    the error of every token: its value less what is recalled, old or of this chunk
+    X  = diag(beta) E                                  what each token really writes
     O  = (exp(G) * Q) S + P X
     S' = Diag(exp(G_C)) S + (exp(G_C - G) * K)^T X
 
-The backward pass is written out below. It keeps the inputs and one state a chunk, recomputes the rest, and runs the state's gradient
-backward over the chunks, so that memory grows with T (K + V), not with T C.
+Chunks are taken in segments of a few hundred tokens, all heads together: what a segment needs in between fits the processor's cache,
+and memory does not grow with T. The backward pass is written out below. It keeps the inputs, E and one state a chunk, recomputes the rest
+and runs the state's gradient backward over the chunks, so that memory grows with T (K + V), not with T C.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from minimodel.delta_rule.recurrent import kda_recurrent
-from minimodel.delta_rule.tiles import DENSE_BOUND, TILE, decayed_products, decayed_products_backward
+from minimodel.delta_rule.tiles import (
+    LOG2_E,
+    TILE,
+    Buffers,
+    decayed_products,
+    decayed_products_backward,
+    own_blocks_backward,
+    sum_from_here_on,
+    tile_decay,
+)
+from minimodel.delta_rule.triangular import unit_lower_inverse
+
+SEGMENT = 2**18  # numbers in one of a segment's buffers, 1 MB in float32: enough work for a call, not too much for the cache
 
 
 def kda_chunked(
@@ -31,97 +43,177 @@ def kda_chunked(
     beta: Float[Tensor, "B T H"],
     S: Float[Tensor, "B H K V"],
     *,
+    scale: float = 1.0,
     chunk_size: int = 64,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
-    """Same result as ``kda_recurrent``; ``q`` comes scaled. Everything in one floating dtype. ``chunk_size``: a multiple of 16."""
-    T = k.shape[1]
-    # exp underflows to zero before this: nothing changes, but a running sum stays exact beside it and -inf does no harm
-    g = g.clamp_min(-750.0 if g.dtype == torch.float64 else -110.0)
-    C = min(chunk_size, -(-T // TILE) * TILE)
-    q, k, v, g, beta = (_chunks(x, C) for x in (q, k, v, g, beta.unsqueeze(-1)))
-    o, S = _ChunkedKDA.apply(q, k, v, g, beta, S)
-    return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :T], S
-
-
-def _chunks(x: Float[Tensor, "B T H X"], C: int) -> Float[Tensor, "B H N C X"]:
-    """Cut time into chunks. Padded rows have k = 0, g = 0, beta = 0: they neither fade nor write."""
-    x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % C))
-    return x.unflatten(1, (-1, C)).permute(0, 3, 1, 2, 4).contiguous()
+    """Same result as ``kda_recurrent`` with ``scale * q``, computed in S's dtype. ``chunk_size``: a multiple of 16."""
+    return _ChunkedKDA.apply(q, k, v, g, beta, S, scale, chunk_size)
 
 
 class _ChunkedKDA(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, g, beta, S):
-        dense = bool(g.amin() >= DENSE_BOUND)
-        c = _Chunk(q, k, g, beta, dense)
-        outputs, states = [], []
-        for n in range(q.shape[2]):
-            if any(ctx.needs_input_grad):
-                states.append(S)
-            X = c.M[:, :, n] @ (v[:, :, n] - c.k_in[:, :, n] @ S)
-            outputs.append(c.q_in[:, :, n] @ S + c.P[:, :, n] @ X)
-            S = c.keep[:, :, n] * S + c.k_out[:, :, n].mT @ X
-        ctx.save_for_backward(q, k, v, g, beta, *states)
-        ctx.dense = dense
-        return torch.stack(outputs, 2), S
+    def forward(ctx, q, k, v, g, beta, S, scale, chunk_size):
+        cut, new = _Cut(k, v, chunk_size), Buffers(S)
+        N, C, R, V = cut.N, cut.C, cut.R, v.shape[-1]
+        kept = any(ctx.needs_input_grad)
+        if kept:
+            states, errors = S.new_empty(cut.chunks, *S.flatten(0, 1).shape), S.new_empty(cut.chunks, N, C, V)
+        o, state, S = torch.empty_like(v, dtype=q.dtype), S, S.flatten(0, 1).clone()
+        for segment in cut.segments():
+            n, c = len(segment), _Segment(cut, segment, q, k, g, beta, scale, new)
+            v_, read, X = cut.take(v, segment, new, "v"), new("read", n, N, R, 2, TILE, V), new("X", n, N, C, V)
+            E = errors[segment.start : segment.stop] if kept else new("E", n, N, C, V)
+            for i in range(n):
+                if kept:
+                    states[segment[i]] = S
+                torch.bmm(c.rows_in[i], S, out=read[i].view(N, 2 * C, V))
+                Y = v_[i].view(N, R, TILE, V).sub_(read[i, :, :, 0]).view(N, C, V)
+                torch.bmm(c.inverse[i], Y, out=E[i])
+                torch.mul(E[i], c.beta[i], out=X[i])
+                S.mul_(c.keep[i]).baddbmm_(c.columns_out[i].mT, X[i])
+            O = v_.view(n, N, R, TILE, V).copy_(read[:, :, :, 1]).view(n * N, C, V)
+            O.baddbmm_(c.P.flatten(0, 1), X.flatten(0, 1))
+            cut.put(O, o, segment)
+        if kept:
+            ctx.save_for_backward(q, k, v, g, beta, state, states, errors)
+        ctx.scale, ctx.chunk_size = scale, chunk_size
+        return o, S.view_as(state)
 
     @staticmethod
-    def backward(ctx, dO, dS):
-        q, k, v, g, beta, *states = ctx.saved_tensors
+    def backward(ctx, do, dS):
+        *inputs, states, errors = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph: the caller wants to differentiate this backward pass too
-            return _differentiable_backward([q, k, v, g, beta, states[0]], dO, dS)
-        c = _Chunk(q, k, g, beta, ctx.dense)
-        S = torch.stack(states, 2)
-        Y = v - c.k_in @ S
-        X = c.M @ Y
-        dX = c.P.mT @ dO
-        dS_out = [None] * len(states)  # gradient of the state *after* each chunk
-        for n in reversed(range(len(states))):
-            dS_out[n] = dS
-            dX[:, :, n] += c.k_out[:, :, n] @ dS
-            dY = c.M[:, :, n].mT @ dX[:, :, n]
-            dS = c.q_in[:, :, n].mT @ dO[:, :, n] + c.keep[:, :, n] * dS - c.k_in[:, :, n].mT @ dY
-        dS_out = torch.stack(dS_out, 2)
+            return *_differentiable_backward(inputs, ctx.scale, do, dS), None, None
+        q, k, v, g, beta, state = inputs
+        cut, new = _Cut(k, v, ctx.chunk_size), Buffers(states)
+        N, C, R, K, V = cut.N, cut.C, cut.R, k.shape[-1], v.shape[-1]
+        dq, dk, dv, dg, dbeta = (torch.empty_like(x) for x in (q, k, v, g, beta))
+        dS = dS.flatten(0, 1).clone()
+        for segment in reversed(cut.segments()):
+            n, c = len(segment), _Segment(cut, segment, q, k, g, beta, ctx.scale, new)
+            S, E = states[segment.start : segment.stop], errors[segment.start : segment.stop]
+            X = torch.mul(E, c.beta, out=new("X", n, N, C, V))
+            dO, dY = cut.take(do, segment, new, "dO"), new("dY", n, N, C, V)
+            dread = new("read", n, N, R, 2, TILE, V)  # (-dY, dO), side by side like (k, q)
+            dread[:, :, :, 1] = dO.view(n, N, R, TILE, V)
+            dX, dS_after = new("dX", n, N, C, V), new("dS_after", n, N, K, V)
+            torch.bmm(c.P.flatten(0, 1).mT, dO.flatten(0, 1), out=dX.flatten(0, 1))
+            for i in reversed(range(n)):
+                dS_after[i] = dS
+                dX[i].baddbmm_(c.columns_out[i], dS)
+                torch.bmm(c.inverse[i].mT, dX[i] * c.beta[i], out=dY[i])
+                torch.neg(dY[i].view(N, R, TILE, V), out=dread[i, :, :, 0])
+                dS.mul_(c.keep[i]).baddbmm_(c.rows_in[i].mT, dread[i].view(N, 2 * C, V))
+            cut.put(dY, dv, segment)
 
-        # X = (I + diag(beta) A)^-1 diag(beta) Y, so with Z = (I + diag(beta) A)^-T dX:  dY = beta Z,  d(beta A) = -Z X^T
-        Z = c.solve_transposed(dX)
-        dV = beta * Z
-        ZX = (Z @ X.mT).tril_(-1)
-        dbeta = (Z * (Y - c.A @ X)).sum(-1, keepdim=True)
-        dq, dk, dG = decayed_products_backward(-beta * ZX, (dO @ X.mT).tril_(), q, k, c.G, ctx.dense)
+            # through X = diag(beta) E and E = (I + A diag(beta))^-1 Y: dA = -dY X^T, dP = dO X^T inside their triangles
+            dread = dread.view(n * N, 2 * C, V)
+            dAP = torch.bmm(dread, E.flatten(0, 1).mT, out=new("dAP", n * N, 2 * C, C)).view(n, N, R, 2, TILE, C)
+            dbeta_ = (dX * E).sum(-1) + (c.A.view(n, N, R, TILE, C) * dAP[:, :, :, 0]).sum((2, 3))
+            dAP.mul_(c.beta.view(n, N, 1, 1, 1, C)).masked_fill_(cut.above, 0.0)
 
-        # the three places where the whole chunk's decay scales q or k; G's gradient follows from each product
-        dq_in, dk_in, dk_out = dO @ S.mT, -dV @ S.mT, X @ dS_out.mT
-        dq += c.decay_in * dq_in
-        dk += c.decay_in * dk_in + c.decay_out * dk_out
-        through_out = c.k_out * dk_out
-        dG += c.q_in * dq_in + c.k_in * dk_in - through_out
-        dG[..., -1, :] += through_out.sum(-2) + (c.keep * S * dS_out).sum(-1)
-        dg = dG.flip(-2).cumsum(-2).flip(-2)
-        return dq, dk, dV, dg, dbeta, dS
+            # the three places where the whole chunk's decay scales q or k, and the decay of S itself
+            drows = torch.bmm(dread, S.flatten(0, 1).mT, out=new("drows", n * N, 2 * C, K)).view_as(c.rows)
+            dcolumns = torch.bmm(X.flatten(0, 1), dS_after.flatten(0, 1).mT, out=new("dcolumns", n * N, C, K)).view_as(c.columns)
+            dtotal = (c.columns_out.view_as(dcolumns) * dcolumns).sum((2, 3)) + (c.keep * S * dS_after).sum(-1)
+            drows *= c.into
+            dcolumns *= c.out_of
+            decayed_products_backward(dAP, c.rows, c.columns, c.decay, drows, dcolumns)
+            drows *= c.decay.rows.unsqueeze(3)
+            dcolumns *= c.decay.columns
+            if c.decay.inside is not None:
+                own = own_blocks_backward(dAP, c.k, c.q, c.decay.inside)
+                drows += own[0]
+                dcolumns += own[1]
+
+            # exp(G_i - G_j) makes G's gradient free: what reaches a row times that row, minus the same for a column
+            dk_row, dq_ = drows[:, :, :, 0], drows[:, :, :, 1]
+            dG = (dk_row - dcolumns).mul_(c.k).addcmul_(c.q, dq_)
+            dG[:, :, -1, -1] += dtotal
+            cut.put(sum_from_here_on(dG), dg, segment)
+            cut.put(dcolumns.add_(dk_row), dk, segment)
+            cut.put(dq_ * ctx.scale, dq, segment)
+            cut.put(dbeta_, dbeta.unsqueeze(-1), segment)
+        return dq, dk, dv, dg, dbeta, dS.view_as(state), None, None
 
 
-def _differentiable_backward(inputs: list[Tensor], dO: Tensor, dS: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiable_backward(inputs: list[Tensor], scale: float, do: Tensor, dS: Tensor) -> tuple[Tensor | None, ...]:
     """The same gradients through autograd's own pass over the recurrence: slow, but with a graph of their own."""
-    rows = [x.flatten(2, 3).transpose(1, 2) for x in inputs[:5]]
-    o, S, _ = kda_recurrent(*rows[:4], rows[4].squeeze(-1), inputs[5])
+    q, k, v, g, beta, S = inputs
+    q_, k_, v_, g_, beta_ = (x.to(S.dtype) for x in (q * scale, k, v, g, beta))
+    o, end, _ = kda_recurrent(q_, k_, v_, g_, beta_, S)
     wanted = [x for x in inputs if x.requires_grad]
-    found = iter(torch.autograd.grad((o, S), wanted, (dO.flatten(2, 3).transpose(1, 2), dS), create_graph=True))
+    found = iter(torch.autograd.grad((o.to(q.dtype), end), wanted, (do, dS), create_graph=True))
     return tuple(next(found) if x.requires_grad else None for x in inputs)
 
 
-class _Chunk:
-    """What the forward and the backward pass both need of every chunk, [B, H, N, ...]."""
+class _Segment:
+    """What the forward and the backward pass both need of n chunks, laid out [n, N = B * H, ..]; see ``tiles.py`` for the letters."""
 
-    def __init__(self, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, dense: bool) -> None:
-        self.G = G = g.cumsum(-2)
-        self.A, self.P = decayed_products(q, k, G, dense)
-        self._system = beta * self.A  # unit lower triangular once the diagonal of ones is read into it
-        eye = torch.eye(G.shape[-2], dtype=G.dtype, device=G.device)
-        self.M = torch.linalg.solve_triangular(self._system, eye * beta, upper=False, unitriangular=True)
-        self.decay_in, self.decay_out = G.exp(), (G[..., -1:, :] - G).exp_()
-        self.q_in, self.k_in, self.k_out = self.decay_in * q, self.decay_in * k, self.decay_out * k
-        self.keep = self.decay_in[..., -1:, :].mT  # [.., K, 1]
+    def __init__(self, cut: _Cut, segment: range, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, scale: float, new: Buffers) -> None:
+        n, N, C, R, K = len(segment), cut.N, cut.C, cut.R, k.shape[-1]
+        self.q, self.k, g = (cut.take(x, segment, new, name).view(n, N, R, TILE, K) for name, x in (("q", q), ("k", k), ("g", g)))
+        self.beta = cut.take(beta.unsqueeze(-1), segment, new, "beta")
+        self.q *= scale
+        # exp underflows to zero before this: nothing changes, but a running sum stays exact beside it and -inf does no harm
+        g.clamp_min_(-750.0 if g.dtype == torch.float64 else -110.0).mul_(LOG2_E)
+        self.decay = decay = tile_decay(g, new)
+        self.rows = new("rows", n, N, R, 2, TILE, K)
+        torch.mul(decay.rows, self.k, out=self.rows[:, :, :, 0])
+        torch.mul(decay.rows, self.q, out=self.rows[:, :, :, 1])
+        self.columns = torch.mul(decay.columns, self.k, out=new("columns", n, N, R, TILE, K))
+        self.A, self.P = decayed_products(self.k, self.q, self.rows, self.columns, decay, new)
+        self.inverse = unit_lower_inverse(self.A * self.beta.mT, new("inverse", n, N, C, C))
+        # from tile to chunk: exp(G) * (K, Q), exp(G_C - G) * K and exp(G_C)
+        total = decay.ends[:, :, -1]
+        self.into = (decay.starts + decay.head).exp2_().view(n, N, R, 1, 1, K)
+        self.out_of = (total.unsqueeze(2) - decay.ends).add_(decay.tail).exp2_().unsqueeze(-2)
+        self.rows_in = torch.mul(self.rows, self.into, out=new("rows_in", n, N, R, 2, TILE, K)).view(n, N, 2 * C, K)
+        self.columns_out = torch.mul(self.columns, self.out_of, out=new("columns_out", n, N, R, TILE, K)).view(n, N, C, K)
+        self.keep = total.exp2().unsqueeze(-1)
 
-    def solve_transposed(self, dX: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(self._system.mT, dX, upper=True, unitriangular=True)
+
+class _Cut:
+    """How [B, T, H, ..] is cut into chunks of C tokens and these into segments: copies there and back.
+
+    Padded tokens have k = 0, g = 0, beta = 0: they neither fade nor write.
+    """
+
+    def __init__(self, k: Tensor, v: Tensor, chunk_size: int) -> None:
+        self.B, self.T, self.H, K = k.shape
+        self.N = self.B * self.H
+        self.R = min(chunk_size // TILE, -(-self.T // TILE))
+        self.C = self.R * TILE
+        self.chunks = -(-self.T // self.C)
+        self.per_segment = max(1, SEGMENT // (self.N * self.C * max(K, v.shape[-1])))
+        token = torch.arange(self.C, device=k.device)
+        above = token.unsqueeze(-1) - token  # [C, C], row less column
+        self.above = torch.stack([(above <= 0).view(self.R, TILE, self.C), (above < 0).view(self.R, TILE, self.C)], 1)
+
+    def segments(self) -> list[range]:
+        """Chunk numbers, a segment after the other."""
+        starts = range(0, self.chunks, self.per_segment)
+        return [range(start, min(start + self.per_segment, self.chunks)) for start in starts]
+
+    def take(self, x: Float[Tensor, "B T H X"], segment: range, new: Buffers, name: str) -> Float[Tensor, "n N C X"]:
+        """A segment's tokens, in the buffers' dtype; zeros after the last token."""
+        out = new(name, len(segment), self.N, self.C, x.shape[-1])
+        for rows, tokens in self._pairs(out, x, segment):
+            rows.copy_(tokens)
+        left = segment.stop * self.C - self.T
+        if left > 0:
+            out[-1, :, self.C - left :] = 0.0
+        return out
+
+    def put(self, rows: Tensor, x: Float[Tensor, "B T H X"], segment: range) -> None:
+        """The way back: a segment's results, [n, N, C, X] in any grouping, to their places in ``x``."""
+        for part, tokens in self._pairs(rows, x, segment):
+            tokens.copy_(part)
+
+    def _pairs(self, rows: Tensor, x: Tensor, segment: range) -> list[tuple[Tensor, Tensor]]:
+        """Matching views [B, n, C, H, X] of ``rows`` and ``x``: whole chunks, and what is left of a last one."""
+        rows = rows.view(len(segment), self.B, self.H, self.C, x.shape[-1]).permute(1, 0, 3, 2, 4)
+        x = x[:, segment.start * self.C : segment.stop * self.C]
+        whole, left = divmod(x.shape[1], self.C)
+        pairs = [(rows[:, :whole], x[:, : whole * self.C].unflatten(1, (whole, self.C)))] if whole else []
+        return [*pairs, (rows[:, whole, :left], x[:, whole * self.C :])] if left else pairs

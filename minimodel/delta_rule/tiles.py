@@ -2,94 +2,194 @@
 
     A[i,j] = sum_c k_i[c] k_j[c] exp(G_i[c] - G_j[c])   j < i        P[i,j] = sum_c q_i[c] k_j[c] exp(G_i[c] - G_j[c])   j <= i
 
-with G the running sum of the log-decay inside a chunk. The trap is exp(G_i - G_j) = exp(G_i) * exp(-G_j): over a long chunk the
-second factor
-overflows. So rows are taken in tiles of 16 and both factors are measured from an origin in the row's own tile. Columns of earlier
-tiles then
-have exponents <= 0. In the diagonal tile, with the origin in its middle, exponents stay within 8 steps: with K3's bound g >= -5 that
-is e^40, far inside float32, so that *every* tile is one plain matrix product. Without a bound (Kimi Linear's softplus gate) the
-diagonal tile is computed pair by pair.
+with G the running sum of the log-decay inside a chunk. A matrix product needs a factor of i times a factor of j, and the trap is
+exp(G_i - G_j) = exp(G_i) * exp(-G_j): over a long chunk the second factor overflows. So a chunk is cut into tiles of 16 tokens, and
+every token is measured inside its own tile, from an origin:
+
+    row  exp(G_i - origin_r) k_i      column  exp(origin_s - G_j) k_j      from tile s to a later tile r  exp(origin_r - origin_s)
+
+With the origin in the tile's middle, exponents stay within 8 steps. With K3's bound g >= -5 that is e^40, far inside float32: every
+tile, its own block too, is one plain product. This *dense* form serves whenever no sum over half a tile passes -40. Otherwise (Kimi
+Linear's gate has no bound) rows are measured from their tile's start and columns from its end, so that no exponent is positive, and
+a tile's own block is put together from halves, halves of halves and so on: the boundary between two halves is an origin that suits both.
+
+Shapes: a segment holds n chunks of N sequences (batch x heads) and R tiles a chunk; ``pair`` is the axis (k, q), so that one product serves
+both. ``g`` is in powers of two (log2 of the decay): torch's exp2 takes a third of exp's time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 TILE = 16
-DENSE_BOUND = -5.0 - 1e-6  # diagonal tiles are dense products while every g is at least this
+LOG2_E = 1.4426950408889634
+DENSE_LIMIT = 8 * 5.0 * LOG2_E + 0.1  # half a tile at K3's bound, and rounding
+
+
+class Buffers:
+    """Memory by name, allocated at its first use and reused by every later segment.
+
+    Fresh megabytes cost page faults, and these take longer than the arithmetic that fills them.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._like, self._held = like, {}
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """An uninitialized tensor; ``shape[0]`` may be smaller than at the first use (a last, shorter segment)."""
+        if name not in self._held:
+            self._held[name] = self._like.new_empty(shape)
+        return self._held[name][: shape[0]]
+
+
+class TileDecay(NamedTuple):
+    """One segment's decay, measured inside tiles. ``inside`` (running sums from the tile's start) is None in the dense form.
+
+    Sums that meet in one exponent come from the same rounded numbers, so that they cancel: the last token's decay to the end is exactly 1.
+    """
+
+    rows: Float[Tensor, "n N R 16 K"]  # 2^(G_i - row origin)
+    columns: Float[Tensor, "n N R 16 K"]  # 2^(column origin - G_j)
+    head: Float[Tensor, "n N R K"]  # from the tile's start to its row origin
+    tail: Float[Tensor, "n N R K"]  # from its column origin to its end
+    starts: Float[Tensor, "n N R K"]  # from the chunk's start to the tile's
+    ends: Float[Tensor, "n N R K"]  # from the chunk's start to the tile's end
+    inside: Float[Tensor, "n N R 16 K"] | None
+
+
+def tile_decay(g: Float[Tensor, "n N R 16 K"], new: Buffers) -> TileDecay:
+    """Measure a segment's decay; ``g`` finite, in powers of two."""
+    running = g.new_ones(TILE, TILE).tril_()
+    rows = _each_tile(running - running[TILE // 2 - 1], g, new("decay_rows", *g.shape))
+    columns, inside = new("decay_columns", *g.shape), None
+    if -DENSE_LIMIT <= rows.amin() and rows.amax() <= DENSE_LIMIT:
+        head, tail = g[..., 0, :] - rows[..., 0, :], rows[..., -1, :].clone()
+        torch.reciprocal(rows.exp2_(), out=columns)
+    else:
+        inside = _each_tile(running, g, new("decay_inside", *g.shape))
+        torch.exp2(inside, out=rows)
+        torch.sub(inside[..., -1:, :], inside, out=columns).exp2_()
+        head, tail = torch.zeros_like(inside[..., 0, :]), torch.zeros_like(inside[..., 0, :])
+    by_tile = head + tail if inside is None else inside[..., -1, :]
+    ends = by_tile.cumsum(-2)
+    starts = torch.cat([torch.zeros_like(ends[..., :1, :]), ends[..., :-1, :]], -2)
+    return TileDecay(rows, columns, head, tail, starts, ends, inside)
 
 
 def decayed_products(
-    q: Float[Tensor, "*N C K"], k: Float[Tensor, "*N C K"], G: Float[Tensor, "*N C K"], dense: bool
-) -> tuple[Float[Tensor, "*N C C"], Float[Tensor, "*N C C"]]:
-    """A (strictly lower triangular) and P (lower) of the module's docstring. ``dense``: every g is at least -5."""
-    C = G.shape[-2]
-    A, P = [], []
-    for rows in _tiles(C):
-        down, up = decay_factors(G, rows, dense)
-        columns = up * k[..., : up.shape[-2], :]
-        products = torch.cat([down * k[..., rows, :], down * q[..., rows, :]], -2) @ columns.mT
-        if not dense:
-            decay = _pair_decay(G[..., rows, :])
-            diagonal = [torch.einsum("...ik,...jk,...ijk->...ij", x[..., rows, :], k[..., rows, :], decay) for x in (k, q)]
-            products = torch.cat([products, torch.cat(diagonal, -2)], -1)
-        products = F.pad(products, (0, C - rows.stop))
-        A.append(products[..., :TILE, :])
-        P.append(products[..., TILE:, :])
-    return torch.cat(A, -2).tril_(-1), torch.cat(P, -2).tril_()
+    k: Float[Tensor, "n N R 16 K"],
+    q: Float[Tensor, "n N R 16 K"],
+    rows: Float[Tensor, "n N R pair 16 K"],
+    columns: Float[Tensor, "n N R 16 K"],
+    decay: TileDecay,
+    new: Buffers,
+) -> tuple[Float[Tensor, "n N C C"], Float[Tensor, "n N C C"]]:
+    """A (strictly lower triangular) and P (lower) of the module's docstring. ``rows`` and ``columns`` carry their tile's decay."""
+    n, N, R, _, C = *k.shape[:3], TILE, k.shape[2] * TILE
+    A, P = (new(name, n, N, R, TILE, C).zero_() for name in ("A", "P"))
+    own = new("own", n, N, R, 2 * TILE, TILE)
+    if decay.inside is None:
+        _product(rows.flatten(3, 4), columns.mT, own)
+    else:
+        own.zero_()
+        for down, up, block in _halves(decay.inside):
+            own += (torch.stack([down * k, down * q], 3).flatten(3, 4) @ (up * k).mT).where(block, 0.0)
+    own.masked_fill_(_causal_pair(k.device).logical_not_(), 0.0)
+    for r in range(R):
+        here = slice(r * TILE, (r + 1) * TILE)
+        A[:, :, r, :, here], P[:, :, r, :, here] = own[:, :, r, :TILE], own[:, :, r, TILE:]
+        if r:
+            earlier = (columns[:, :, :r] * _across(decay, r)).flatten(2, 3)
+            block = rows[:, :, r].flatten(2, 3) @ earlier.mT
+            A[:, :, r, :, : here.start], P[:, :, r, :, : here.start] = block[:, :, :TILE], block[:, :, TILE:]
+    return A.view(n, N, C, C), P.view(n, N, C, C)
 
 
 def decayed_products_backward(
-    dA: Float[Tensor, "*N C C"],
-    dP: Float[Tensor, "*N C C"],
-    q: Float[Tensor, "*N C K"],
-    k: Float[Tensor, "*N C K"],
-    G: Float[Tensor, "*N C K"],
-    dense: bool,
-) -> tuple[Float[Tensor, "*N C K"], Float[Tensor, "*N C K"], Float[Tensor, "*N C K"]]:
-    """Gradients for q, k and G. ``dA`` and ``dP`` are zero outside their triangles.
+    dAP: Float[Tensor, "n N R pair 16 C"],
+    rows: Float[Tensor, "n N R pair 16 K"],
+    columns: Float[Tensor, "n N R 16 K"],
+    decay: TileDecay,
+    drows: Float[Tensor, "n N R pair 16 K"],
+    dcolumns: Float[Tensor, "n N R 16 K"],
+) -> None:
+    """Add to ``drows`` and ``dcolumns`` what reaches them through all blocks that are plain products.
 
-    exp(G_i - G_j) makes G's gradient free: what reaches row i's factor times that factor, minus the same for column j.
+    The own blocks of tiles that are not dense follow in :func:`own_blocks_backward`. ``dAP`` is zero outside its triangles.
     """
-    dq, dk_row, dk_column = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(k)
-    for rows in _tiles(G.shape[-2]):
-        down, up = decay_factors(G, rows, dense)
-        last = up.shape[-2]
-        dAP = torch.cat([dA[..., rows, :last], dP[..., rows, :last]], -2)
-        from_rows = dAP @ (up * k[..., :last, :])
-        dk_row[..., rows, :] = down * from_rows[..., :TILE, :]
-        dq[..., rows, :] = down * from_rows[..., TILE:, :]
-        both = torch.cat([down * k[..., rows, :], down * q[..., rows, :]], -2)
-        dk_column[..., :last, :] += dAP.mT @ both * up
-        if not dense:
-            decay, k_, q_ = _pair_decay(G[..., rows, :]), k[..., rows, :], q[..., rows, :]
-            dA_, dP_ = dA[..., rows, rows], dP[..., rows, rows]
-            dk_row[..., rows, :] += torch.einsum("...ij,...jk,...ijk->...ik", dA_, k_, decay)
-            dq[..., rows, :] += torch.einsum("...ij,...jk,...ijk->...ik", dP_, k_, decay)
-            dk_column[..., rows, :] += torch.einsum("...ij,...ik,...ijk->...jk", dA_, k_, decay)
-            dk_column[..., rows, :] += torch.einsum("...ij,...ik,...ijk->...jk", dP_, q_, decay)
-    return dq, dk_row + dk_column, k * (dk_row - dk_column) + q * dq
+    for r in range(rows.shape[2]):
+        d, mine = dAP[:, :, r].flatten(2, 3), rows[:, :, r].flatten(2, 3)
+        if r:
+            across, before = _across(decay, r), d[..., : r * TILE]
+            earlier = (columns[:, :, :r] * across).flatten(2, 3)
+            drows[:, :, r] += (before @ earlier).view_as(rows[:, :, r])
+            dcolumns[:, :, :r] += (before.mT @ mine).view_as(columns[:, :, :r]).mul_(across)
+        if decay.inside is None:
+            own = d[..., r * TILE : (r + 1) * TILE]
+            drows[:, :, r] += (own @ columns[:, :, r]).view_as(rows[:, :, r])
+            dcolumns[:, :, r] += own.mT @ mine
 
 
-def _tiles(C: int) -> list[slice]:
-    return [slice(start, start + TILE) for start in range(0, C, TILE)]
+def own_blocks_backward(
+    dAP: Float[Tensor, "n N R pair 16 C"], k: Tensor, q: Tensor, inside: Float[Tensor, "n N R 16 K"]
+) -> tuple[Float[Tensor, "n N R pair 16 K"], Float[Tensor, "n N R 16 K"]]:
+    """Gradients for (k, q) as rows and k as columns, through the own blocks of tiles that are not dense."""
+    R = k.shape[2]
+    own = torch.stack([dAP[:, :, r, :, :, r * TILE : (r + 1) * TILE].flatten(2, 3) for r in range(R)], 2)
+    drows, dcolumns = k.new_zeros(*k.shape[:3], 2, *k.shape[3:]), torch.zeros_like(k)
+    for down, up, block in _halves(inside):
+        d = own.where(block, 0.0)
+        drows += (d @ (up * k)).unflatten(3, (2, TILE)) * down.unsqueeze(3)
+        dcolumns += (d.mT @ torch.stack([down * k, down * q], 3).flatten(3, 4)) * up
+    return drows, dcolumns
 
 
-def _origin(G: Tensor, rows: slice, dense: bool) -> Tensor:
-    """Where exponents are measured from: the tile's middle, or its first row where only columns before it follow."""
-    return G[..., rows.start + (TILE // 2 - 1 if dense else 0), None, :]
+def sum_from_here_on(x: Float[Tensor, "n N R 16 K"]) -> Float[Tensor, "n N R 16 K"]:
+    """Sum over a token and all later ones of its chunk: what turns G's gradient into g's."""
+    by_tile = x.sum(-2)
+    from_here = by_tile.flip(-2).cumsum(-2).flip(-2)
+    out = _each_tile(x.new_ones(TILE, TILE).triu_(), x, torch.empty_like(x))
+    return out.add_((from_here - by_tile).unsqueeze(-2))
 
 
-def decay_factors(G: Float[Tensor, "*N C K"], rows: slice, dense: bool) -> tuple[Float[Tensor, "*N 16 K"], Float[Tensor, "*N columns K"]]:
-    """exp(G_i - origin) of a tile of rows, and exp(origin - G_j) of the columns that it covers with one product."""
-    origin = _origin(G, rows, dense)
-    return (G[..., rows, :] - origin).exp_(), (origin - G[..., : rows.stop if dense else rows.start, :]).exp_()
+def _across(decay: TileDecay, r: int) -> Float[Tensor, "n N r 1 K"]:
+    """2^(row origin of r - column origin of s): from each earlier tile s to tile r."""
+    between = decay.starts[:, :, r, None] - decay.ends[:, :, :r]
+    return between.add_(decay.head[:, :, r, None]).add_(decay.tail[:, :, :r]).exp2_().unsqueeze(-2)
 
 
-def _pair_decay(G: Float[Tensor, "*N 16 K"]) -> Float[Tensor, "*N 16 16 K"]:
-    """exp(G_i - G_j) for j <= i in one tile, zero above: safe for any decay, at 16 times the memory."""
-    causal = torch.ones(TILE, TILE, dtype=torch.bool, device=G.device).tril()[..., None]
-    return (G.unsqueeze(-2) - G.unsqueeze(-3)).masked_fill(~causal, -torch.inf).exp_()
+def _halves(inside: Float[Tensor, "n N R 16 K"]) -> Iterator[tuple[Tensor, Tensor, Bool[Tensor, "32 16"]]]:
+    """A tile's lower triangle as blocks of 8, 4, 2 and 1 rows, then its diagonal: factors of rows and columns, and where they count.
+
+    From the last token of a block's first half on, no exponent is positive; elsewhere it is held at 0, where nothing is read.
+    """
+    i = torch.arange(TILE, device=inside.device)
+    for half in (8, 4, 2, 1):
+        origin = inside[..., i // (2 * half) * (2 * half) + half - 1, :]
+        second = i // half % 2 == 1
+        block = (i[:, None] // (2 * half) == i // (2 * half)) & second[:, None] & ~second
+        yield (inside - origin).clamp_max_(0.0).exp2_(), (origin - inside).clamp_max_(0.0).exp2_(), block.repeat(2, 1)
+    one = torch.ones_like(inside)
+    yield one, one, (i[:, None] == i).repeat(2, 1)
+
+
+def _causal_pair(device: torch.device) -> Bool[Tensor, "32 16"]:
+    """Where a tile's own block of A (strictly lower) and of P (lower) may be other than zero."""
+    ones = torch.ones(TILE, TILE, dtype=torch.bool, device=device)
+    return torch.cat([ones.tril(-1), ones.tril()])
+
+
+def _each_tile(matrix: Float[Tensor, "16 16"], x: Float[Tensor, "n N R 16 K"], out: Tensor) -> Float[Tensor, "n N R 16 K"]:
+    """One small matrix times every tile."""
+    return _product(matrix.expand(*x.shape[:3], TILE, TILE), x, out)
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """``a @ b`` into a contiguous ``out``, [n, N, R, ..]: torch.matmul would expand and copy."""
+    torch.bmm(a.flatten(0, 2), b.flatten(0, 2), out=out.flatten(0, 2))
+    return out

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minimodel import bounded_log_decay, kda
 from minimodel.delta_rule import kda_step
-from minimodel.delta_rule.tiles import TILE, decay_factors
+from minimodel.delta_rule.tiles import LOG2_E, TILE, Buffers, tile_decay
 from minimodel.layers import l2norm
 from tests.minimodel.common import assert_within
 
@@ -353,10 +353,10 @@ def test_bounded_gate_needs_no_more_than_its_bound():
 
 def test_exponents_stay_within_half_a_tile():
     """Measured from the tile's middle, no factor of a bounded decay passes e^40: that is what leaves float32 room."""
-    G = torch.full((64, 3), -5.0, dtype=torch.float64).cumsum(0)
-    for start in range(0, 64, TILE):
-        down, up = decay_factors(G, slice(start, start + TILE), True)
-        assert max(down.max(), up.max()) <= math.exp(40.0) * (1 + 1e-12)
+    g = torch.full((1, 1, 4, TILE, 3), -5.0 * LOG2_E, dtype=torch.float64)
+    decay = tile_decay(g, Buffers(g))
+    assert decay.inside is None
+    assert max(decay.rows.max(), decay.columns.max()) <= math.exp(40.0) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
