@@ -11,6 +11,7 @@ import gzip
 import html
 import json
 import os
+import textwrap
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -279,17 +280,29 @@ class Panel(anywidget.AnyWidget):
     # ---- in a notebook file ----
 
     def _repr_mimebundle_(self, **_options: Any) -> tuple[dict, dict]:
-        """The live view, and for pages without a kernel the picture as plotly JSON and the sentence as text.
+        """The live view, and for pages without a kernel the picture with its sentence as plotly JSON, and the sentence as text.
 
         Where plotly's renderers include "png" (PLOTLY_RENDERER=plotly_mimetype+png, for those who publish notebooks), a still too.
         """
         data, metadata = super()._repr_mimebundle_()
-        figure = self.figure
+        figure = _with_title(self.figure, self.describe())
         data["text/plain"] = self.describe()
         data["application/vnd.plotly.v1+json"] = json.loads(figure.to_json())
         if "png" in pio.renderers.default.split("+"):
             data.update(pio.renderers["png"].to_mimebundle(figure.to_dict()))
         return data, metadata
+
+
+def _with_title(figure: go.Figure, sentence: str) -> go.Figure:
+    """The figure with the sentence above it, and room for that; a title of its own stays."""
+    if figure.layout.title.text:
+        return figure
+    lines = textwrap.wrap(sentence, 118)  # plotly's titles don't wrap by themselves
+    room = 20 * len(lines) + 12
+    height = (figure.layout.height or 450) + room
+    top = figure.layout.margin.t if figure.layout.margin.t is not None else 100
+    title = {"text": "<br>".join(lines), "x": 0.01, "xanchor": "left", "y": 1 - 16 / height, "yanchor": "top", "font": {"size": 14}}
+    return figure.update_layout(title=title, height=height, margin_t=top + room)
 
 
 def _plain(value: Any) -> Any:
