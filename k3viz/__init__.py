@@ -8,16 +8,27 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {f"{subject}_{part}": f"k3viz.{subject}.{part}" for subject in ("memory", "whiteboard") for part in ("story", "figure", "panel")}
+_SUBJECTS = ("decay", "memory", "mla", "residuals", "whiteboard")
+_HOMES = {f"{subject}_{part}": f"k3viz.{subject}.{part}" for subject in _SUBJECTS for part in ("story", "figure", "panel")}
 
 __all__ = [
-    "memory_figure", "memory_panel", "memory_story", "whiteboard_figure", "whiteboard_panel", "whiteboard_story",
+    "decay_figure", "decay_panel", "decay_story", "memory_figure", "memory_panel", "memory_story", "mla_figure", "mla_panel",
+    "mla_story", "residuals_figure", "residuals_panel", "residuals_story", "whiteboard_figure", "whiteboard_panel", "whiteboard_story",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from k3viz.decay.figure import decay_figure
+    from k3viz.decay.panel import decay_panel
+    from k3viz.decay.story import decay_story
     from k3viz.memory.figure import memory_figure
     from k3viz.memory.panel import memory_panel
     from k3viz.memory.story import memory_story
+    from k3viz.mla.figure import mla_figure
+    from k3viz.mla.panel import mla_panel
+    from k3viz.mla.story import mla_story
+    from k3viz.residuals.figure import residuals_figure
+    from k3viz.residuals.panel import residuals_panel
+    from k3viz.residuals.story import residuals_story
     from k3viz.whiteboard.figure import whiteboard_figure
     from k3viz.whiteboard.panel import whiteboard_panel
     from k3viz.whiteboard.story import whiteboard_story
