@@ -14,7 +14,8 @@ from minimodel.formats import format_bytes, format_count, format_digits, format_
 
 __all__ = [
     "DARK", "FONT", "LIGHT", "MIXER_COLORS", "MIXER_DASHES", "ROLES", "Theme", "axis", "contrast", "diverging", "format_bytes",
-    "format_count", "format_digits", "format_number", "format_probability", "layout", "note", "plural", "sequential", "text_on",
+    "format_count", "format_digits", "format_number", "format_probability", "layout", "note", "plural", "sequential", "shade",
+    "text_on",
 ]  # fmt: skip
 
 BLACK, WHITE = "#111111", "#ffffff"
@@ -102,6 +103,14 @@ def sequential(theme: Theme) -> list[list]:
     return [[0.0, theme.paper], [1.0, BLUE]]
 
 
+def shade(scale: list[list], at: float) -> str:
+    """The "#rrggbb" of a color scale at a position from 0 to 1, for text that has to be read on it."""
+    low, high = next(pair for pair in zip(scale, scale[1:], strict=False) if at <= pair[1][0] or pair[1] is scale[-1])
+    part = min(max((at - low[0]) / (high[0] - low[0]), 0.0), 1.0)
+    ends = [(int(low[1][i : i + 2], 16), int(high[1][i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + part * (b - a)):02x}" for a, b in ends)
+
+
 def contrast(a: str, b: str) -> float:
     """WCAG contrast ratio of two "#rrggbb" colors, from 1 to 21; body text needs 4.5."""
     high, low = sorted((_luminance(a), _luminance(b)), reverse=True)
@@ -110,7 +119,7 @@ def contrast(a: str, b: str) -> float:
 
 def text_on(fill: str) -> str:
     """Black or white, whichever reads better on ``fill``."""
-    return max((BLACK, WHITE), key=lambda ink: contrast(ink, fill))
+    return max(("#000000", WHITE), key=lambda ink: contrast(ink, fill))  # with any paler black some fill has less than 4.5 with both
 
 
 def _luminance(color: str) -> float:

@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 import k3viz
 from k3viz import panel as panels
 from k3viz.panel import Choice, Drawing, Panel, Player, Slider
-from k3viz.theme import DARK, LIGHT, ROLES, axis, contrast, diverging, layout, text_on
+from k3viz.theme import DARK, LIGHT, ROLES, axis, contrast, diverging, layout, shade, text_on
 from minimodel.formats import format_bytes, format_count, format_digits, format_number, format_probability, plural
 
 READABLE = 4.5  # WCAG AA
@@ -26,6 +26,15 @@ def test_text_can_be_read_on_the_page(theme):
 @pytest.mark.parametrize("role", ROLES)
 def test_text_can_be_read_on_every_role(role):
     assert contrast(text_on(ROLES[role]), ROLES[role]) >= READABLE
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda t: t.name)
+def test_text_can_be_read_on_every_shade_of_a_scale(theme):
+    scale = diverging(theme)
+    assert [shade(scale, at) for at in (-1, 0, 0.5, 1, 2)] == [scale[i][1] for i in (0, 0, 1, 2, 2)]
+    for i in range(101):
+        fill = shade(scale, i / 100)
+        assert contrast(text_on(fill), fill) >= READABLE
 
 
 def test_contrast_has_its_known_ends():
