@@ -3,10 +3,9 @@
 Inside a chunk (Kimi Linear report Eq. 6-9, K3 report Eq. 3-4), with S the state before it, G the running sum of g, and A and P
 from ``tiles.py``:
 
-    E  = (I + A diag(beta))^-1 (V - (exp(G) * K) S)    the error of every token: its value less what is recalled, old or of this chunk
-    X  = diag(beta) E                                  what each token really writes
-    O  = (exp(G) * Q) S + P X
-    S' = Diag(exp(G_C)) S + (exp(G_C - G) * K)^T X
+    E  = (I + A diag(beta))^-1 (V - (exp(G) * K) S)       the error of every token: its value less what is recalled, old or of this chunk
+    O  = (exp(G) * Q) S + P diag(beta) E
+    S' = Diag(exp(G_C)) S + (exp(G_C - G) * K)^T diag(beta) E
 
 Chunks are taken in segments of a few hundred tokens, all heads together: what a segment needs in between fits the processor's cache,
 and memory does not grow with T. The backward pass is written out below. It keeps the inputs, E and one state a chunk, recomputes the rest
@@ -26,7 +25,6 @@ from minimodel.delta_rule.tiles import (
     Buffers,
     decayed_products,
     decayed_products_backward,
-    own_blocks_backward,
     sum_from_here_on,
     tile_decay,
 )
@@ -56,28 +54,26 @@ class _ChunkedKDA(torch.autograd.Function):
         cut, new = _Cut(k, v, chunk_size), Buffers(S)
         N, C, R, V = cut.N, cut.C, cut.R, v.shape[-1]
         kept = any(ctx.needs_input_grad)
+        o, state, S = torch.empty_like(v, dtype=q.dtype), S, S.flatten(0, 1)
         if kept:
-            states, errors = S.new_empty(cut.chunks, *S.flatten(0, 1).shape), S.new_empty(cut.chunks, N, C, V)
-        o, state, S = torch.empty_like(v, dtype=q.dtype), S, S.flatten(0, 1).clone()
+            states, errors = S.new_empty(cut.chunks + 1, *S.shape), S.new_empty(cut.chunks, N, C, V)
+            states[0] = S
         for segment in cut.segments():
             n, c = len(segment), _Segment(cut, segment, q, k, g, beta, scale, new)
-            v_, read, X = cut.take(v, segment, new, "v"), new("read", n, N, R, 2, TILE, V), new("X", n, N, C, V)
+            read, Y = new("read", n, N, R, 2, TILE, V), cut.take(v, segment, new, "Y")
             E = errors[segment.start : segment.stop] if kept else new("E", n, N, C, V)
+            after = states[segment.start + 1 : segment.stop + 1] if kept else new("after", n, *S.shape)
             for i in range(n):
-                if kept:
-                    states[segment[i]] = S
-                torch.bmm(c.rows_in[i], S, out=read[i].view(N, 2 * C, V))
-                Y = v_[i].view(N, R, TILE, V).sub_(read[i, :, :, 0]).view(N, C, V)
-                torch.bmm(c.inverse[i], Y, out=E[i])
-                torch.mul(E[i], c.beta[i], out=X[i])
-                S.mul_(c.keep[i]).baddbmm_(c.columns_out[i].mT, X[i])
-            O = v_.view(n, N, R, TILE, V).copy_(read[:, :, :, 1]).view(n * N, C, V)
-            O.baddbmm_(c.P.flatten(0, 1), X.flatten(0, 1))
-            cut.put(O, o, segment)
+                torch.bmm(c.reads[i], S, out=read[i].flatten(1, 3))
+                Y[i].view(N, R, TILE, V).sub_(read[i, :, :, 0])
+                torch.bmm(c.inverse[i], Y[i], out=E[i])
+                S = torch.mul(c.keep[i], S, out=after[i]).baddbmm_(c.writes[i].mT, E[i])
+            O = Y.view(n, N, R, TILE, V).copy_(read[:, :, :, 1]).view(n * N, C, V)
+            cut.put(O.baddbmm_(c.own_reads.flatten(0, 1), E.flatten(0, 1)), o, segment)
         if kept:
             ctx.save_for_backward(q, k, v, g, beta, state, states, errors)
         ctx.scale, ctx.chunk_size = scale, chunk_size
-        return o, S.view_as(state)
+        return o, S.clone().view_as(state)
 
     @staticmethod
     def backward(ctx, do, dS):
@@ -88,43 +84,39 @@ class _ChunkedKDA(torch.autograd.Function):
         cut, new = _Cut(k, v, ctx.chunk_size), Buffers(states)
         N, C, R, K, V = cut.N, cut.C, cut.R, k.shape[-1], v.shape[-1]
         dq, dk, dv, dg, dbeta = (torch.empty_like(x) for x in (q, k, v, g, beta))
-        dS = dS.flatten(0, 1).clone()
+        dS = dS.flatten(0, 1)
         for segment in reversed(cut.segments()):
             n, c = len(segment), _Segment(cut, segment, q, k, g, beta, ctx.scale, new)
             S, E = states[segment.start : segment.stop], errors[segment.start : segment.stop]
-            X = torch.mul(E, c.beta, out=new("X", n, N, C, V))
-            dO, dY = cut.take(do, segment, new, "dO"), new("dY", n, N, C, V)
+            dO, dE, dY = cut.take(do, segment, new, "dO"), new("dE", n, N, C, V), new("dY", n, N, C, V)
             dread = new("read", n, N, R, 2, TILE, V)  # (-dY, dO), side by side like (k, q)
             dread[:, :, :, 1] = dO.view(n, N, R, TILE, V)
-            dX, dS_after = new("dX", n, N, C, V), new("dS_after", n, N, K, V)
-            torch.bmm(c.P.flatten(0, 1).mT, dO.flatten(0, 1), out=dX.flatten(0, 1))
+            dstates = new("dstates", n + 1, N, K, V)
+            dstates[n] = dS
+            torch.bmm(c.own_reads.flatten(0, 1).mT, dO.flatten(0, 1), out=dE.flatten(0, 1))
             for i in reversed(range(n)):
-                dS_after[i] = dS
-                dX[i].baddbmm_(c.columns_out[i], dS)
-                torch.bmm(c.inverse[i].mT, dX[i] * c.beta[i], out=dY[i])
+                dE[i].baddbmm_(c.writes[i], dstates[i + 1])
+                torch.bmm(c.inverse[i].mT, dE[i], out=dY[i])
                 torch.neg(dY[i].view(N, R, TILE, V), out=dread[i, :, :, 0])
-                dS.mul_(c.keep[i]).baddbmm_(c.rows_in[i].mT, dread[i].view(N, 2 * C, V))
+                torch.mul(c.keep[i], dstates[i + 1], out=dstates[i]).baddbmm_(c.reads[i].mT, dread[i].flatten(1, 3))
+            dS, dS_after = dstates[0], dstates[1:]
             cut.put(dY, dv, segment)
 
-            # through X = diag(beta) E and E = (I + A diag(beta))^-1 Y: dA = -dY X^T, dP = dO X^T inside their triangles
+            # through E = (I + A diag(beta))^-1 Y and O: d(A diag(beta)) = -dY E^T, d(P diag(beta)) = dO E^T, inside their triangles
             dread = dread.view(n * N, 2 * C, V)
             dAP = torch.bmm(dread, E.flatten(0, 1).mT, out=new("dAP", n * N, 2 * C, C)).view(n, N, R, 2, TILE, C)
-            dbeta_ = (dX * E).sum(-1) + (c.A.view(n, N, R, TILE, C) * dAP[:, :, :, 0]).sum((2, 3))
-            dAP.mul_(c.beta.view(n, N, 1, 1, 1, C)).masked_fill_(cut.above, 0.0)
+            dAP.masked_fill_(cut.above, 0.0)
+            dcolumns = torch.bmm(E.flatten(0, 1), dS_after.flatten(0, 1).mT, out=new("dcolumns", n * N, C, K)).view(n, N, C, K)
+            AP = torch.stack([x.view(n, N, R, TILE, C) for x in (c.A, c.P)], 3)
+            dbeta_ = (AP.mul_(dAP)).sum((2, 3, 4)) + (c.columns_out * dcolumns).sum(-1)
+            dAP *= c.beta.view(n, N, 1, 1, 1, C)
+            dcolumns *= c.beta
 
             # the three places where the whole chunk's decay scales q or k, and the decay of S itself
-            drows = torch.bmm(dread, S.flatten(0, 1).mT, out=new("drows", n * N, 2 * C, K)).view_as(c.rows)
-            dcolumns = torch.bmm(X.flatten(0, 1), dS_after.flatten(0, 1).mT, out=new("dcolumns", n * N, C, K)).view_as(c.columns)
-            dtotal = (c.columns_out.view_as(dcolumns) * dcolumns).sum((2, 3)) + (c.keep * S * dS_after).sum(-1)
-            drows *= c.into
-            dcolumns *= c.out_of
-            decayed_products_backward(dAP, c.rows, c.columns, c.decay, drows, dcolumns)
-            drows *= c.decay.rows.unsqueeze(3)
-            dcolumns *= c.decay.columns
-            if c.decay.inside is not None:
-                own = own_blocks_backward(dAP, c.k, c.q, c.decay.inside)
-                drows += own[0]
-                dcolumns += own[1]
+            drows = torch.bmm(dread, S.flatten(0, 1).mT, out=new("drows", n * N, 2 * C, K)).view_as(c.rows).mul_(c.into)
+            dtotal = (c.columns_out * dcolumns).sum(2) + (c.keep * S * dS_after).sum(-1)
+            dcolumns = dcolumns.view_as(c.columns).mul_(c.out_of)
+            decayed_products_backward(dAP, c.k, c.q, c.rows, c.columns, c.decay, drows, dcolumns)
 
             # exp(G_i - G_j) makes G's gradient free: what reaches a row times that row, minus the same for a column
             dk_row, dq_ = drows[:, :, :, 0], drows[:, :, :, 1]
@@ -134,7 +126,7 @@ class _ChunkedKDA(torch.autograd.Function):
             cut.put(dcolumns.add_(dk_row), dk, segment)
             cut.put(dq_ * ctx.scale, dq, segment)
             cut.put(dbeta_, dbeta.unsqueeze(-1), segment)
-        return dq, dk, dv, dg, dbeta, dS.view_as(state), None, None
+        return dq, dk, dv, dg, dbeta, dS.clone().view_as(state), None, None
 
 
 def _differentiable_backward(inputs: list[Tensor], scale: float, do: Tensor, dS: Tensor) -> tuple[Tensor | None, ...]:
@@ -164,12 +156,14 @@ class _Segment:
         self.columns = torch.mul(decay.columns, self.k, out=new("columns", n, N, R, TILE, K))
         self.A, self.P = decayed_products(self.k, self.q, self.rows, self.columns, decay, new)
         self.inverse = unit_lower_inverse(self.A * self.beta.mT, new("inverse", n, N, C, C))
+        self.own_reads = torch.mul(self.P, self.beta.mT, out=new("own_reads", n, N, C, C))
         # from tile to chunk: exp(G) * (K, Q), exp(G_C - G) * K and exp(G_C)
         total = decay.ends[:, :, -1]
         self.into = (decay.starts + decay.head).exp2_().view(n, N, R, 1, 1, K)
         self.out_of = (total.unsqueeze(2) - decay.ends).add_(decay.tail).exp2_().unsqueeze(-2)
-        self.rows_in = torch.mul(self.rows, self.into, out=new("rows_in", n, N, R, 2, TILE, K)).view(n, N, 2 * C, K)
+        self.reads = torch.mul(self.rows, self.into, out=new("reads", n, N, R, 2, TILE, K)).view(n, N, 2 * C, K)
         self.columns_out = torch.mul(self.columns, self.out_of, out=new("columns_out", n, N, R, TILE, K)).view(n, N, C, K)
+        self.writes = torch.mul(self.columns_out, self.beta, out=new("writes", n, N, C, K))
         self.keep = total.exp2().unsqueeze(-1)
 
 

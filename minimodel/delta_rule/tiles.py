@@ -112,41 +112,35 @@ def decayed_products(
 
 def decayed_products_backward(
     dAP: Float[Tensor, "n N R pair 16 C"],
+    k: Float[Tensor, "n N R 16 K"],
+    q: Float[Tensor, "n N R 16 K"],
     rows: Float[Tensor, "n N R pair 16 K"],
     columns: Float[Tensor, "n N R 16 K"],
     decay: TileDecay,
     drows: Float[Tensor, "n N R pair 16 K"],
     dcolumns: Float[Tensor, "n N R 16 K"],
 ) -> None:
-    """Add to ``drows`` and ``dcolumns`` what reaches them through all blocks that are plain products.
+    """Gradients for (k, q) as rows and for k as column, in place of what ``drows`` and ``dcolumns`` hold.
 
-    The own blocks of tiles that are not dense follow in :func:`own_blocks_backward`. ``dAP`` is zero outside its triangles.
+    These come with what reaches ``rows`` and ``columns`` from elsewhere. ``dAP`` is zero outside its triangles.
     """
-    for r in range(rows.shape[2]):
-        d, mine = dAP[:, :, r].flatten(2, 3), rows[:, :, r].flatten(2, 3)
-        if r:
-            across, before = _across(decay, r), d[..., : r * TILE]
-            earlier = (columns[:, :, :r] * across).flatten(2, 3)
-            drows[:, :, r] += (before @ earlier).view_as(rows[:, :, r])
-            dcolumns[:, :, :r] += (before.mT @ mine).view_as(columns[:, :, :r]).mul_(across)
-        if decay.inside is None:
-            own = d[..., r * TILE : (r + 1) * TILE]
-            drows[:, :, r] += (own @ columns[:, :, r]).view_as(rows[:, :, r])
-            dcolumns[:, :, r] += own.mT @ mine
-
-
-def own_blocks_backward(
-    dAP: Float[Tensor, "n N R pair 16 C"], k: Tensor, q: Tensor, inside: Float[Tensor, "n N R 16 K"]
-) -> tuple[Float[Tensor, "n N R pair 16 K"], Float[Tensor, "n N R 16 K"]]:
-    """Gradients for (k, q) as rows and k as columns, through the own blocks of tiles that are not dense."""
-    R = k.shape[2]
+    R = rows.shape[2]
     own = torch.stack([dAP[:, :, r, :, :, r * TILE : (r + 1) * TILE].flatten(2, 3) for r in range(R)], 2)
-    drows, dcolumns = k.new_zeros(*k.shape[:3], 2, *k.shape[3:]), torch.zeros_like(k)
-    for down, up, block in _halves(inside):
-        d = own.where(block, 0.0)
-        drows += (d @ (up * k)).unflatten(3, (2, TILE)) * down.unsqueeze(3)
-        dcolumns += (d.mT @ torch.stack([down * k, down * q], 3).flatten(3, 4)) * up
-    return drows, dcolumns
+    for r in range(1, R):
+        across, mine, d = _across(decay, r), rows[:, :, r].flatten(2, 3), dAP[:, :, r, ..., : r * TILE].flatten(2, 3)
+        earlier = (columns[:, :, :r] * across).flatten(2, 3)
+        drows[:, :, r] += (d @ earlier).view_as(rows[:, :, r])
+        dcolumns[:, :, :r] += (d.mT @ mine).view_as(columns[:, :, :r]).mul_(across)
+    if decay.inside is None:
+        drows += (own @ columns).view_as(rows)
+        dcolumns += own.mT @ rows.flatten(3, 4)
+    drows *= decay.rows.unsqueeze(3)
+    dcolumns *= decay.columns
+    if decay.inside is not None:
+        for down, up, block in _halves(decay.inside):
+            d = own.where(block, 0.0)
+            drows += (d @ (up * k)).view_as(rows) * down.unsqueeze(3)
+            dcolumns += (d.mT @ torch.stack([down * k, down * q], 3).flatten(3, 4)) * up
 
 
 def sum_from_here_on(x: Float[Tensor, "n N R 16 K"]) -> Float[Tensor, "n N R 16 K"]:
