@@ -102,7 +102,8 @@ class KimiDeltaAttention(Traced):
     def _mix(self, q, k, v, g, beta, state, cu_seqlens, backend) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"]]:
         """The state's rule over time: outputs and the final state."""
         if not self.tracing:
-            return kda(q, k, v, g, beta, initial_state=state, cu_seqlens=cu_seqlens, backend=backend)
+            written = state is not None and not torch.is_grad_enabled()  # decoding: a cache's state is updated where it lies
+            return kda(q, k, v, g, beta, initial_state=state, cu_seqlens=cu_seqlens, backend=backend, in_place=written)
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         inputs = [a.to(dtype) for a in (q * q.shape[-1] ** -0.5, k, v, g, beta)]
         S = inputs[1].new_zeros(len(q), self.num_heads, self.head_dim, self.head_dim) if state is None else state

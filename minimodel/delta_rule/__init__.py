@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minimodel.delta_rule.chunked import TILE, kda_chunked
 from minimodel.delta_rule.gates import bounded_log_decay, mamba_dt_bias, softplus_log_decay
-from minimodel.delta_rule.recurrent import kda_recurrent, kda_step
+from minimodel.delta_rule.recurrent import kda_recurrent, kda_step, kda_step_
 
 __all__ = ["bounded_log_decay", "kda", "kda_recurrent", "kda_step", "mamba_dt_bias", "softplus_log_decay"]
 
@@ -29,6 +29,7 @@ def kda(
     cu_seqlens: Int[Tensor, "bounds"] | None = None,
     backend: str = "auto",
     chunk_size: int = 64,
+    in_place: bool = False,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"]]:
     """Kimi Delta Attention (K3 report Eq. 1): every token fades, erases and writes a K x V memory, then reads it.
 
@@ -44,19 +45,24 @@ def kda(
         cu_seqlens: document boundaries 0 = c_0 < c_1 < ... < c_N = T of a packed row (B = 1): no memory crosses them.
         backend: "recurrent" (the equation), "chunked" (matrix products), or "auto" (recurrent for one token, else chunked).
         chunk_size: tokens in a chunk of the chunked backend, a multiple of 16.
+        in_place: write the final state over ``initial_state`` and return that (decoding); only where no gradient is recorded.
 
     Returns: outputs [B, T, H, V] in q's dtype; final state [B, H, K, V] ([N, H, K, V] with ``cu_seqlens``), float32, or
     float64 when any input is float64.
 
     Raises: ValueError or TypeError naming the argument.
     """
-    _check(q, k, v, g, beta, initial_state, cu_seqlens)
+    with torch.no_grad():
+        _check(q, k, v, g, beta, initial_state, cu_seqlens)
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
     if chunk_size < TILE or chunk_size % TILE:
         raise ValueError(f"chunk_size must be a positive multiple of {TILE}, got {chunk_size}")
-    B, T, H, K = k.shape
+    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state))
+    H, K = k.shape[2:]
     dtype = torch.float64 if torch.float64 in {x.dtype for x in (q, k, v, g, beta)} else torch.float32
+    if in_place:
+        _check_in_place(initial_state, dtype, recorded)
     scale = K**-0.5 if scale is None else scale
     inputs = [q, k, v, g, beta]
     if cu_seqlens is not None:
@@ -66,11 +72,18 @@ def kda(
     if S is None:
         S = torch.zeros(inputs[0].shape[0], H, K, v.shape[-1], dtype=dtype, device=k.device)
     S = S.to(dtype)
-    if backend == "recurrent" or (backend == "auto" and inputs[0].shape[1] <= 1):
-        q_, *others = (x.to(dtype) for x in inputs)
-        o, S, _ = kda_recurrent(q_ * scale, *others, S)
-    else:
+    steps = inputs[0].shape[1]
+    if backend == "chunked" or (backend == "auto" and steps > 1):
         o, S = kda_chunked(*inputs, S, scale=scale, chunk_size=chunk_size)
+    else:
+        inputs = [x.to(dtype) for x in inputs]
+        if steps == 1 and not recorded:
+            S = S if in_place else S.clone()
+            o = kda_step_(S, *inputs, scale)
+        else:
+            o, S, _ = kda_recurrent(inputs[0] * scale, *inputs[1:], S)
+    if in_place and S is not initial_state:
+        S = initial_state.copy_(S)
     if cu_seqlens is not None:
         o = o[positions >= 0].unsqueeze(0)
     return o.to(q.dtype), S
@@ -100,35 +113,38 @@ def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tens
     if q.dim() != 4 or 0 in q.shape:
         raise ValueError(f"q must be [B, T, H, K] with B, T, H, K >= 1, got shape {tuple(q.shape)}")
     B, T, H, K = q.shape
-    if v.dim() != 4 or tuple(v.shape[:3]) != (B, T, H) or v.shape[3] == 0:
+    if v.dim() != 4 or v.shape[:3] != (B, T, H) or v.shape[3] == 0:
         raise ValueError(f"v must be [B, T, H, V] = ({B}, {T}, {H}, V) to match q, got shape {tuple(v.shape)}")
-    for name, shape in {"k": (B, T, H, K), "g": (B, T, H, K), "beta": (B, T, H)}.items():
-        if tuple(named[name].shape) != shape:
-            raise ValueError(f"{name} must have shape {shape} to match q {tuple(q.shape)}, got {tuple(named[name].shape)}")
+    for name, x, shape in (("k", k, (B, T, H, K)), ("g", g, (B, T, H, K)), ("beta", beta, (B, T, H))):
+        if x.shape != shape:
+            raise ValueError(f"{name} must have shape {shape} to match q {tuple(q.shape)}, got {tuple(x.shape)}")
     documents = B
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, B, T)
         documents = len(cu_seqlens) - 1
-    if state is not None and tuple(state.shape) != (documents, H, K, v.shape[3]):
+    if state is not None and state.shape != (documents, H, K, v.shape[3]):
         raise ValueError(
             f"initial_state must have shape {(documents, H, K, v.shape[3])} for q {tuple(q.shape)} and v {tuple(v.shape)}, "
             f"got {tuple(state.shape)}"
         )
     if q.device.type == "meta":
         return
-    for name in ("q", "k", "v"):  # a minimum or a maximum is NaN when any number is: one pass, nothing stored
-        if not all(map(math.isfinite, _range(named[name]))):
-            raise ValueError(f"{name} must be finite, got {int((~named[name].isfinite()).sum())} values that are NaN or infinite")
-    if not g.amax().item() <= 0:  # NaN is not <= 0
-        raise ValueError(f"g must be a log-decay <= 0, got {g.max().item():.4g}")
-    low, high = _range(beta)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not math.isfinite(x.sum().item()):  # one pass, nothing stored; a finite sum has finite terms, but a sum may overflow
+            if bad := int((~x.isfinite()).sum()):
+                raise ValueError(f"{name} must be finite, got {bad} values that are NaN or infinite")
+    if not (high := g.amax().item()) <= 0:  # NaN is not <= 0
+        raise ValueError(f"g must be a log-decay <= 0, got {high:.4g}")
+    low, high = (x.item() for x in torch.aminmax(beta))
     if not (low >= 0 and high <= 1):
         raise ValueError(f"beta must lie in [0, 1], got {low:.4g} to {high:.4g}")
 
 
-def _range(x: Tensor) -> tuple[float, float]:
-    low, high = torch.aminmax(x)
-    return low.item(), high.item()
+def _check_in_place(state: Tensor | None, dtype: torch.dtype, recorded: bool) -> None:
+    if state is None or state.dtype != dtype:
+        raise ValueError(f"in_place writes over initial_state, which must be {dtype}, got {state if state is None else state.dtype}")
+    if recorded:
+        raise ValueError("in_place writes over initial_state, which a recorded gradient would need: use torch.no_grad()")
 
 
 def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> None:

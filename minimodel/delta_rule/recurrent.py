@@ -20,10 +20,30 @@ def kda_step(
     Written as fade, erase, write. The error is taken against the *already faded* state. ``q`` comes scaled.
     """
     S = g.exp().unsqueeze(-1) * S  # fade: every key channel by its own alpha
-    recalled = torch.einsum("...kv,...k->...v", S, k)  # what the board holds for this key
+    recalled = (k.unsqueeze(-2) @ S).squeeze(-2)  # what the board holds for this key
     delta = beta.unsqueeze(-1) * (v - recalled)  # erase beta of the old, write beta of the new
     S = S + k.unsqueeze(-1) * delta.unsqueeze(-2)
-    return torch.einsum("...kv,...k->...v", S, q), S
+    return (q.unsqueeze(-2) @ S).squeeze(-2), S
+
+
+def kda_step_(
+    S: Float[Tensor, "B H K V"],
+    q: Float[Tensor, "B 1 H K"],
+    k: Float[Tensor, "B 1 H K"],
+    v: Float[Tensor, "B 1 H V"],
+    g: Float[Tensor, "B 1 H K"],
+    beta: Float[Tensor, "B 1 H"],
+    scale: float,
+) -> Float[Tensor, "B 1 H V"]:
+    """:func:`kda_step` for decoding, written into S: nothing of the state's size is allocated. Returns ``S^T (scale * q)``."""
+    B, H, K, V = S.shape
+    N = B * H
+    q, k, v = q.reshape(N, 1, K), k.reshape(N, 1, K), v.reshape(N, 1, V)  # rows for bmm; a token takes as long to prepare as to multiply
+    S = S.view(N, K, V)
+    S.mul_(g.exp().view(N, K, 1))
+    delta = (v - torch.bmm(k, S)).mul_(beta.reshape(N, 1, 1))
+    S.addcmul_(k.view(N, K, 1), delta)
+    return torch.bmm(q, S).mul_(scale).view(B, 1, H, V)
 
 
 def kda_recurrent(
