@@ -96,12 +96,14 @@ def _cells(z: np.ndarray, rows: tuple[str, ...], columns: tuple[str, ...], n: st
 
 
 def _numbers(z: np.ndarray, n: str, theme: Theme, write: Callable[[float], str]) -> dict[str, Any]:
-    """The numbers in the cells, each in the ink that reads best on its cell."""
+    """The numbers in the cells, each on a patch of its cell's color and in the ink that reads best there."""
     at = [(r, c) for r, c in np.ndindex(*z.shape) if not np.isnan(z[r, c])]
+    fills = [shade(sequential(theme), float(z[r, c])) for r, c in at]
     return {
-        "type": "scatter", "mode": "text", "xaxis": f"x{n}", "yaxis": f"y{n}", "hoverinfo": "skip", "x": [c for _, c in at],
-        "y": [r for r, _ in at], "text": [write(z[r, c]) for r, c in at],
-        "textfont": {"size": 12, "color": [text_on(shade(sequential(theme), float(z[r, c]))) for r, c in at]},
+        "type": "scatter", "mode": "markers+text", "xaxis": f"x{n}", "yaxis": f"y{n}", "hoverinfo": "skip", "x": [c for _, c in at],
+        "y": [r for r, _ in at], "text": [write(z[r, c]) for r, c in at], "textposition": "middle center",
+        "textfont": {"size": 12, "color": [text_on(fill) for fill in fills]},
+        "marker": {"symbol": "square", "size": 14, "opacity": 1, "color": fills},
     }  # fmt: skip
 
 
