@@ -1,4 +1,5 @@
-"""The memory curve as a plotly figure: measured small models on the left, published sizes to a million tokens on the right."""
+"""The memory curve as a plotly figure: measured small models on the left, published sizes to a million tokens on the right, and below
+them what each published model costs where it is served."""
 
 from __future__ import annotations
 
@@ -8,14 +9,17 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from k3viz.memory.story import MemoryStory, curve_text, memory_story
+from k3viz.memory.story import OWN, MemoryStory, curve_text, memory_story
 from k3viz.theme import LIGHT, MIXER_COLORS, MIXER_DASHES, Theme, axis, format_bytes, format_count, layout
 
-LEFT, RIGHT = (0.0, 0.31), (0.61, 1.0)  # each with room for the names at the ends of its lines
+LEFT, RIGHT = (0.0, 0.235), (0.48, 0.775)  # each with room for the names at the ends of its lines
 DASHES = {"k3": "solid", "kimi_linear": "dash", "kimi_k2": "solid", "deepseek_v3": "dot", "k3_all_mla": "dash"}
 MARKERS = {"mha": "circle", "gqa": "square", "mla": "diamond", "sliding_window": "triangle-up", "kda": "star"}
-GAP = 0.062  # least distance of two names, as a share of the height
+GAP = 0.062  # least distance of two names, as a share of the charts' height
+CHARTS, HEADER, ROW, BETWEEN = 330, 46, 27, 74  # px: height of the charts, of the table's header and rows, of the room between them
 SCALES = ("linear", "log")
+COLUMNS = {"model": 170, "a token adds": 90, "fixed state": 90, "one session": 90, "weights": 90, "sessions that fit": 90,
+           "moved per new token": 100, "break-even, tokens": 100}  # px of a picture of 820  # fmt: skip
 
 
 def memory_figure(*, story: MemoryStory | None = None, scale: str = "linear", theme: Theme = LIGHT) -> go.Figure:
@@ -27,8 +31,10 @@ def memory_picture(story: MemoryStory, scale: str, theme: Theme, *, title: bool 
     """{"data", "layout"}: the plain dict that both the figure and the live panel draw."""
     if scale not in SCALES:
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
-    small = _Axes(LEFT, scale, [(c.tokens, c.formula) for c in story.measured])
-    large = _Axes(RIGHT, scale, [(c.tokens, c.bytes) for c in story.published])
+    below = BETWEEN + HEADER + ROW * len(story.published) + 4 if story.published else 0
+    floor = below / (below + CHARTS)  # where the charts begin, as a share of the plot
+    small = _Axes(LEFT, floor, scale, [(c.tokens, c.formula) for c in story.measured])
+    large = _Axes(RIGHT, floor, scale, [(c.tokens, c.bytes) for c in story.published])
     data, notes = [], []
     for c in story.measured:
         color, wide = MIXER_COLORS[c.kind], 3 if c.kind == "kda" else 2
@@ -50,9 +56,19 @@ def memory_picture(story: MemoryStory, scale: str, theme: Theme, *, title: bool 
             "customdata": said, "hovertemplate": "%{customdata}<extra></extra>",
         })  # fmt: skip
     notes += large.names([(c.label, c.bytes[-1], MIXER_COLORS[c.mixer]) for c in story.published], theme)
+    sizes = "Published sizes and yours" if OWN in [c.name for c in story.published] else "Published sizes"
     notes += [_heading("Measured (dots) and the formula (lines)", LEFT, theme),
-              _heading(f"Published sizes, {story.dtype}, by the formula", RIGHT, theme)]  # fmt: skip
-    out = layout(theme, height=500, margin={"l": 70, "r": 200, "t": 110 if title else 50, "b": 60}, annotations=notes)
+              _heading(f"{sizes}, {story.dtype}, by the formula{_batch(story)}", RIGHT, theme)]  # fmt: skip
+    if story.published:
+        table = (below - BETWEEN) / (below + CHARTS)
+        data.append(_table(story, table, theme))
+        place = f"{format_count(story.context)} tokens a session, weights as {story.weights}"
+        room = f"{format_bytes(story.memory)} of GPU memory, batch of {format_count(story.batch)}"
+        notes.append(_heading(f"The bill at {place}, {room}", LEFT, theme, y=table + 0.004))
+    top = 110 if title else 50
+    bottom = 10 if below else 50
+    margin = {"l": 70, "r": 10, "t": top, "b": bottom}
+    out = layout(theme, height=top + CHARTS + below + bottom, margin=margin, annotations=notes)
     if title:
         text = f"{_wrapped(story.measured_sentence)}<br>{_wrapped(story.sentence)}"
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.97, "yanchor": "top", "font": {"size": 13}}
@@ -64,8 +80,8 @@ def memory_picture(story: MemoryStory, scale: str, theme: Theme, *, title: bool 
 class _Axes:
     """A pair of axes with ranges of our own, so that the names at the lines' ends can be kept apart."""
 
-    def __init__(self, domain: tuple[float, float], scale: str, curves: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-        self.domain, self.scale = domain, scale
+    def __init__(self, domain: tuple, bottom: float, scale: str, curves: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+        self.domain, self.bottom, self.scale = domain, bottom, scale
         last = max((tokens[-1] for tokens, _ in curves), default=1)
         top = max((sizes[-1] for _, sizes in curves), default=1)
         if scale == "linear":
@@ -85,7 +101,8 @@ class _Axes:
         for i in range(len(at) - 1, -1, -1):  # and back down, should the highest have left the picture
             at[i] = min(at[i], (at[i + 1] - GAP) if i + 1 < len(at) else 1.0)
         return [
-            {"text": f"<span style='color:{color}'>━</span> {name}, {format_bytes(b)}", "x": self.domain[1] + 0.004, "y": y,
+            {"text": f"<span style='color:{color}'>━</span> {name}, {format_bytes(b)}", "x": self.domain[1] + 0.004,
+             "y": self.bottom + y * (1 - self.bottom),
              "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "middle", "showarrow": False,
              "font": {"size": 12, "color": theme.ink}}
             for y, (name, b, color) in zip(at, ends, strict=True)
@@ -96,11 +113,33 @@ class _Axes:
         log = {"dtick": 1} if self.scale == "log" else {"nticks": 6}
         out[f"xaxis{n}"] = axis(theme, domain=self.domain, anchor=f"y{n}", type=self.scale, range=list(self.x), title=title,
                                 tickformat="~s", **log)  # fmt: skip
-        out[f"yaxis{n}"] = axis(theme, anchor=f"x{n}", type=self.scale, range=list(self.y), tickformat="~s", ticksuffix="B", **log)
+        out[f"yaxis{n}"] = axis(theme, domain=(self.bottom, 1.0), anchor=f"x{n}", type=self.scale, range=list(self.y), tickformat="~s",
+                                ticksuffix="B", **log)  # fmt: skip
 
 
-def _heading(text: str, domain: tuple[float, float], theme: Theme) -> dict[str, Any]:
-    return {"text": f"<b>{text}</b>", "x": domain[0], "y": 1.02, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom",
+def _table(story: MemoryStory, top: float, theme: Theme) -> dict[str, Any]:
+    """One row a published model: what its sessions and weights take, and what a token moves."""
+    rows = [
+        (c.label, format_bytes(c.per_token), format_bytes(c.fixed) if c.fixed else "none", format_bytes(c.bill.session),
+         format_bytes(c.bill.weights), format_count(c.bill.sessions), format_bytes(c.bill.moved),
+         "" if c.bill.break_even is None else format_count(c.bill.break_even))
+        for c in story.published
+    ]  # fmt: skip
+    look = {"align": ["left"] + ["right"] * (len(COLUMNS) - 1), "line": {"color": theme.grid, "width": 1}}
+    look["font"] = {"size": 12, "color": theme.ink}
+    return {
+        "type": "table", "domain": {"x": [0, 1], "y": [0, top]}, "columnwidth": list(COLUMNS.values()),
+        "header": {"values": [f"<b>{name}</b>" for name in COLUMNS], "fill": {"color": theme.empty}, "height": HEADER, **look},
+        "cells": {"values": list(map(list, zip(*rows, strict=True))), "fill": {"color": theme.paper}, "height": ROW, **look},
+    }  # fmt: skip
+
+
+def _batch(story: MemoryStory) -> str:
+    return "" if story.batch == 1 else f", batch of {format_count(story.batch)}"
+
+
+def _heading(text: str, domain: tuple[float, float], theme: Theme, *, y: float = 1.02) -> dict[str, Any]:
+    return {"text": f"<b>{text}</b>", "x": domain[0], "y": y, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom",
             "showarrow": False, "font": {"size": 13, "color": theme.ink}}  # fmt: skip
 
 

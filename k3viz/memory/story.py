@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import torch
 
+from k3viz.memory.bill import DTYPES, PATTERNS, WEIGHTS, Bill, bill, pattern_of
 from minimodel import K3Config, K3ForCausalLM, cache_bytes
 from minimodel.facts import DEEPSEEK_V3_PAPER, KIMI_K2_CONFIG, deepseek_v3_dimensions, kimi_k2_dimensions
 from minimodel.formats import format_bytes, format_count, format_number, plural
@@ -24,8 +25,9 @@ KINDS = {  # the small models: all layers of one kind, and K3's hybrid of three 
     "sliding_window": "sliding window",
     "kda": "KDA hybrid",
 }
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8": torch.float8_e4m3fn}
 LONGEST = 1 << 24  # tokens
+MOST = 4096  # sessions in a batch
+OWN = "own"  # the name of the curve of a config that was given
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,10 @@ class MeasuredCurve:
 
 @dataclass(frozen=True)
 class PublishedCurve:
-    """A model's cache by the closed form. mixer: what its growing layers are ("kda" marks the hybrids); source: of its sizes."""
+    """A model's cache by the closed form. mixer: what its growing layers are ("kda" marks the hybrids); source: of its sizes.
+
+    bytes: of all sessions of the batch at each of ``tokens``; per_token, fixed: of one session; bill: at the story's context.
+    """
 
     name: str
     label: str
@@ -53,17 +58,22 @@ class PublishedCurve:
     per_token: int
     fixed: int
     source: str
+    bill: Bill
 
 
 @dataclass(frozen=True)
 class MemoryStory:
-    """measured: small models of this course (float32); window: of the sliding-window one. published: to ``context`` in ``dtype``."""
+    """measured: small models of this course (float32); window: of the sliding-window one. published: to ``context`` in ``dtype``, for
+    ``batch`` sessions, and a config of one's own among them; memory: bytes of all GPUs; weights: how the weights are stored."""
 
     measured: tuple[MeasuredCurve, ...]
     published: tuple[PublishedCurve, ...]
     window: int
     context: int
     dtype: str
+    batch: int
+    memory: float
+    weights: str
     break_even: int | None  # tokens from which K3's hybrid keeps less than the same model with MLA in every layer
 
     @property
@@ -73,10 +83,24 @@ class MemoryStory:
             return "Choose at least one published model."
         ends = sorted(self.published, key=lambda c: c.bytes[-1])
         sizes = ", ".join(f"{c.label} {format_bytes(c.bytes[-1])}" for c in ends)
-        said = f"At {format_count(self.context)} tokens one conversation takes: {sizes}"
+        takes = "one conversation takes" if self.batch == 1 else f"{format_count(self.batch)} conversations take"
+        said = f"At {format_count(self.context)} tokens {takes}: {sizes}"
         if self.break_even is not None:
             said += f"; below {format_count(self.break_even)} tokens K3's fixed state makes it larger than all-MLA"
         return said + "."
+
+    @property
+    def bill_sentence(self) -> str:
+        """How many sessions fit beside the weights, and what a new token moves, for one's own model or else the first one."""
+        if not self.published:
+            return "Choose at least one published model."
+        named = {c.name: c for c in self.published}
+        c = named.get(OWN) or named.get("k3") or self.published[0]
+        fits = f"{format_count(c.bill.sessions)} {plural('such session', c.bill.sessions)} of {c.label}"
+        return (
+            f"{format_bytes(self.memory)} of GPU memory hold {fits} beside {format_bytes(c.bill.weights)} of weights; "
+            f"each new token moves {format_bytes(c.bill.moved)}."
+        )
 
     @property
     def measured_sentence(self) -> str:
@@ -96,29 +120,46 @@ def memory_story(
     tokens: int = 1024,
     context: int = 1_048_576,
     dtype: str = "bfloat16",
+    config: K3Config | None = None,
+    batch: int = 1,
+    memory: float = 2256e9,
+    weights: str = "4-bit experts",
 ) -> MemoryStory:
     """Measure small models and count published ones.
 
     kinds: small models to run, of KINDS. models: published models to count, of ``MODELS``. tokens: how far the small models read
     (64 to 4096). context: how far the published curves go. dtype: of the published models' latents, keys and values, one of
-    float32, bfloat16, float8 (KDA states stay float32). Raises ValueError naming the argument.
+    float32, bfloat16, float8 (KDA states stay float32). config: a model of one's own, counted like the published ones. batch: sessions
+    that take their steps together (1 to 4096). memory: bytes of all GPUs (default: 16 of 141 GB). weights: how the weights of every
+    model are stored, "4-bit experts" (as K3 ships: routed experts in MXFP4, the rest bfloat16), "float8" or "bfloat16".
+    Raises ValueError naming the argument.
     """
     for name, chosen, known in (("kinds", kinds, KINDS), ("models", models, MODELS)):
         unknown = [x for x in chosen if x not in known] if not isinstance(chosen, str) else [chosen]
         if unknown:
             raise ValueError(f"{name}: unknown {unknown[0]!r}; choose a list from {', '.join(known)}")
-    for name, value, low, high in (("tokens", tokens, 64, 4096), ("context", context, 64, LONGEST)):
+    for name, value, low, high in (("tokens", tokens, 64, 4096), ("context", context, 64, LONGEST), ("batch", batch, 1, MOST)):
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if weights not in WEIGHTS:
+        raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
+    if isinstance(memory, bool) or not isinstance(memory, (int, float)) or not 0 < memory < 1e18:
+        raise ValueError(f"memory must be a number of bytes, more than 0, got {memory!r}")
+    if config is not None and not isinstance(config, K3Config):
+        raise ValueError(f"config must be a K3Config, got {type(config).__name__}")
+    counted = {name: config_of() for name, (_, _, _, config_of) in MODELS.items() if name in models}
+    if config is not None:
+        counted[OWN] = config
+    how = {"context": context, "dtype": dtype, "batch": batch, "memory": float(memory), "weights": weights}
+    published = tuple(_count(name, chosen, **how) for name, chosen in counted.items())
     return MemoryStory(
         measured=tuple(_measure(kind, tokens) for kind in KINDS if kind in kinds),
-        published=tuple(_count(name, context, dtype) for name in MODELS if name in models),
+        published=published,
         window=small_config("sliding_window").sliding_window,
-        context=context,
-        dtype=dtype,
-        break_even=_break_even(dtype) if {"k3", "k3_all_mla"} <= set(models) else None,
+        **how,
+        break_even=next((c.bill.break_even for c in published if c.name == "k3" and "k3_all_mla" in models), None),
     )
 
 
@@ -137,7 +178,7 @@ def _measure(kind: str, tokens: int) -> MeasuredCurve:
     model = K3ForCausalLM(config, seed=0).eval()
     ids = torch.randint(config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
     cache, at, measured = model.new_cache(1), [], []
-    stops = [round(tokens * i / 16) for i in range(1, 17)]
+    stops = [round(tokens * i / 8) for i in range(1, 9)]
     with torch.no_grad():
         for start, stop in zip([0, *stops], stops, strict=False):
             model(ids[:, start:stop], cache=cache)
@@ -169,23 +210,28 @@ MODELS: dict[str, tuple[str, str, str, Callable[[], K3Config]]] = {  # name: lab
 
 
 @lru_cache(maxsize=256)  # the released configs have 93 layers to walk through: once is enough
-def _count(name: str, context: int, dtype: str) -> PublishedCurve:
-    label, mixer, source, config = MODELS[name]
-    end, at = cache_bytes(config(), context, dtype=DTYPES[dtype]), _grid(context)
-    line = tuple(end.fixed + end.per_token * t for t in at)  # none of these models has a window: a straight line is the whole formula
-    return PublishedCurve(name, label, mixer, at, line, end.per_token, end.fixed, source)
+def _count(name: str, config: K3Config, *, context: int, dtype: str, batch: int, memory: float, weights: str) -> PublishedCurve:
+    label, mixer, source = MODELS[name][:3] if name in MODELS else _own_label(config)
+    at = _grid(context, config.sliding_window if "sliding_window" in (config.linear_mixer, config.full_mixer) else None)
+    end = cache_bytes(config, context, dtype=DTYPES[dtype])
+    row = cache_bytes(config, 1, dtype=DTYPES[dtype]).windowed  # one token in all window layers
+    full = end.windowed // row if row else 0
+    line = tuple(batch * (end.fixed + row * min(t, full) + end.per_token * t) for t in at)
+    paid = bill(config, context=context, dtype=dtype, batch=batch, memory=memory, weights=weights)
+    return PublishedCurve(name, label, mixer, at, line, end.per_token, end.fixed, source, paid)
 
 
-def _grid(context: int) -> tuple[int, ...]:
-    """Token counts for a curve that looks smooth on a linear and on a logarithmic axis, ending exactly at ``context``."""
+def _own_label(config: K3Config) -> tuple[str, str, str]:
+    pattern = pattern_of(config)
+    kind = PATTERNS[pattern][0] if pattern else f"{config.linear_mixer} and {config.full_mixer}"
+    return "Yours", config.linear_mixer, f"your own sizes, {kind}"
+
+
+def _grid(context: int, window: int | None) -> tuple[int, ...]:
+    """Token counts for a curve that looks smooth on a linear and on a logarithmic axis, ending at ``context``, with the window's knee."""
     powers = {1 << p for p in range(context.bit_length()) if 1 << p <= context}
-    return tuple(sorted(powers | {max(1, context * i // 32) for i in range(1, 33)}))
-
-
-@lru_cache(maxsize=8)
-def _break_even(dtype: str) -> int:
-    hybrid, full = (cache_bytes(MODELS[m][3](), 1, dtype=DTYPES[dtype]) for m in ("k3", "k3_all_mla"))
-    return -(-(hybrid.fixed - full.fixed) // (full.per_token - hybrid.per_token))
+    knee = {window} if window is not None and window < context else set()
+    return tuple(sorted(powers | knee | {max(1, context * i // 32) for i in range(1, 33)}))
 
 
 def curve_text(curve: PublishedCurve) -> str:
