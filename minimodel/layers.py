@@ -70,16 +70,39 @@ def short_conv(
     if tail.dtype != x.dtype:
         raise ValueError(f"tail holds {tail.dtype}, x is {x.dtype}: a cache serves one precision, start a new one")
     padded = torch.cat([tail, x], 1)
-    taps = weight.to(x.dtype).unsqueeze(1)
+    taps = weight.to(x.dtype)
     if cu_seqlens is None:
-        y = F.conv1d(padded.transpose(1, 2), taps, groups=len(taps)).transpose(1, 2)
-        return y, padded[:, T:].clone()  # a view would keep the whole prompt alive in a cache
+        return _ShiftedSum.apply(padded, taps), padded[:, T:].clone()  # a view would keep the whole prompt alive in a cache
     # W-1 zero rows before every document, convolved as one row, then taken out again
     document = torch.repeat_interleave(torch.arange(len(cu_seqlens) - 1, device=x.device), cu_seqlens.diff())
     place = torch.arange(T, device=x.device) + (document + 1) * (W - 1)
     spread = x.new_zeros(x.shape[0], T + (len(cu_seqlens) - 1) * (W - 1), x.shape[2]).index_copy(1, place, x)
-    y = F.conv1d(spread.transpose(1, 2), taps, groups=len(taps)).transpose(1, 2)
-    return y[:, place - (W - 1)], padded[:, T:].clone()
+    return _ShiftedSum.apply(spread, taps)[:, place - (W - 1)], padded[:, T:].clone()
+
+
+class _ShiftedSum(torch.autograd.Function):
+    """``y_t = sum_i w[:, i] * x_(t+i)`` as W shifted multiply-adds.
+
+    torch's grouped convolution wants time last: it transposes its input, and every later operation then reads the transposed memory.
+    Autograd's own gradient of this sum would pad each of the W slices to full length.
+    """
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        T = x.shape[1] - w.shape[1] + 1
+        y = x[:, :T] * w[:, 0]
+        for i in range(1, w.shape[1]):
+            y.addcmul_(x[:, i : i + T], w[:, i])
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        T, dx = dy.shape[1], torch.zeros_like(x)
+        for i in range(w.shape[1]):
+            dx[:, i : i + T].addcmul_(dy, w[:, i])
+        return dx, torch.stack([(dy * x[:, i : i + T]).sum((0, 1)) for i in range(w.shape[1])], 1)
 
 
 class RMSNorm(nn.Module):
