@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from k3viz.whiteboard.story import PHASES, additive_substeps, delta_substeps, step_labels
-from minimodel import K3ForCausalLM, record
+from minimodel import K3Config, K3ForCausalLM, record
 from minimodel.formats import format_number, format_probability
 from minimodel.tasks import meeting
 
@@ -126,11 +126,7 @@ def learned_story(*, model: K3ForCausalLM, text: str | None = None, head: tuple[
         raise ValueError(f"text: at most {LONGEST} tokens fit in this story, got {len(ids)}")
     if model.config.vocab_size != len(meeting.VOCABULARY):
         raise ValueError(f"model reads {model.config.vocab_size} words, the meeting vocabulary has {len(meeting.VOCABULARY)}")
-    heads = tuple(
-        (layer, h)
-        for layer in range(model.config.num_hidden_layers) if model.config.mixer(layer) == "kda"
-        for h in range(model.config.linear_attn_config.num_heads)
-    )  # fmt: skip
+    heads = kda_heads(model.config)
     if not heads:
         raise ValueError("model has no KDA layer, so it keeps no whiteboard")
     if head is not None and tuple(head) not in heads:
@@ -149,6 +145,12 @@ def learned_story(*, model: K3ForCausalLM, text: str | None = None, head: tuple[
         alpha=alpha.numpy(), beta=beta.numpy(), states=states.numpy(), additive=_additive_states(k, v, alpha, beta).numpy(),
         words={slot: meeting.SLOTS[slot] for slot in slots}, answers=_answers(reader, ids, slots),
     )  # fmt: skip
+
+
+def kda_heads(config: K3Config) -> tuple[tuple[int, int], ...]:
+    """(layer, head) of every KDA head, 0-based."""
+    layers = [layer for layer in range(config.num_hidden_layers) if config.mixer(layer) == "kda"]
+    return tuple((layer, h) for layer in layers for h in range(config.linear_attn_config.num_heads))
 
 
 def _additive_states(k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CHANNELS = LinearAttnConfig().head_dim  # 128 key channels and 128 value channels, as in K3
 FACTS = (("client", "Acme"), ("budget", "$80k"), ("meeting day", "Tuesday"))
 UPDATE = ("meeting day", "Thursday")
-MAX_ROWS, MAX_NOTES = 16, 64
+MAX_ROWS, MAX_NOTES, MAX_LETTERS = 16, 64, 40
 AUDIBLE = 0.005  # weaker than this a word would print as 0.00
 PHASES = ("fade", "erase", "write")  # in this order within one token; the frame before the first token is called "start"
 
@@ -280,6 +280,25 @@ def _writes(facts: Sequence[tuple[str, str]], update: tuple[str, str]) -> tuple[
         raise ValueError(f"update: unknown row {row!r}; the rows are {', '.join(rows)}")
     moved = f"The meeting has moved to {word}." if row == "meeting day" else f"The {row} is now {word}."
     return (*(Write(r, w, f"{r}: {w}") for r, w in pairs), Write(row, word, moved))
+
+
+def notes_text(pairs: Sequence[tuple[str, str]]) -> str:
+    """(row, word) pairs as a person types them: "client: Acme; budget: $80k"."""
+    return "; ".join(f"{row}: {word}" for row, word in pairs)
+
+
+def read_notes(name: str, text: str) -> tuple[tuple[str, str], ...]:
+    """The (row, word) pairs of a typed text. name: of the field, for the ValueError in one sentence where it isn't of that form."""
+    pairs = []
+    for note in filter(str.strip, text.split(";")):
+        row, colon, word = (part.strip() for part in note.partition(":"))
+        if not (row and colon and word) or len(note) > 2 * MAX_LETTERS:
+            said = note.strip() if len(note) <= MAX_LETTERS else note.strip()[:MAX_LETTERS] + "…"
+            raise ValueError(f"{name}: write each note as row: word, at most {2 * MAX_LETTERS} letters, with ; between two, got {said!r}")
+        pairs.append((row, word))
+    if not pairs:
+        raise ValueError(f"{name}: write at least one note, as in client: Acme")
+    return tuple(pairs)
 
 
 def _pair(name: str, pair: tuple[str, str]) -> tuple[str, str]:

@@ -93,15 +93,15 @@ def test_long_words_and_many_rows_can_be_drawn(theme):
 
 def test_the_panel_starts_at_its_arguments():
     panel = whiteboard_panel(alpha=0.8, beta=0.5, similarity=0.25, update=("meeting day", "Friday"))
-    assert {k: panel.values[k] for k in ("alpha", "beta", "similarity", "word")} == {
-        "alpha": 0.8, "beta": 0.5, "similarity": 0.25, "word": "Friday"}
+    assert {k: panel.values[k] for k in ("alpha", "beta", "similarity", "update")} == {
+        "alpha": 0.8, "beta": 0.5, "similarity": 0.25, "update": "meeting day: Friday"}
     assert panel.trace.alpha == 0.8
     assert said(panel.figure, "meeting day")["Friday"] == pytest.approx(0.5, abs=1e-4)
 
 
 def test_moving_a_control_changes_picture_and_sentence():
     panel = whiteboard_panel()
-    panel.set({"word": "Friday"})
+    panel.set({"update": "meeting day: Friday"})
     assert "Friday" in panel.describe()
     assert said(panel.figure, "meeting day")["Friday"] == pytest.approx(0.9, abs=1e-4)
     panel.set({"beta": 0.5})
@@ -126,16 +126,16 @@ def test_the_page_gets_an_answer_to_every_question():
 def test_an_impossible_wish_becomes_a_sentence_and_the_picture_stays():
     panel = whiteboard_panel()
     before = panel.picture
-    for wish in ({"word": " "}, {"alpha": 7}, {"frame": -1}, {"nonsense": 1}):
+    for wish in ({"update": " "}, {"alpha": 7}, {"frame": -1}, {"nonsense": 1}):
         from_the_page(panel, **wish)
         assert panel.problem and "\n" not in panel.problem and "Traceback" not in panel.problem
         assert panel.picture == before and panel.answered == panel.asked
         panel.values = {name: value for name, value in whiteboard_panel().values.items()}
-    from_the_page(panel, word="Friday")
+    from_the_page(panel, update="meeting day: Friday")
     assert panel.problem == "" and panel.picture != before
 
 
-@pytest.mark.parametrize("wish", [{"word": " "}, {"alpha": 7}, {"nonsense": 1}])
+@pytest.mark.parametrize("wish", [{"update": " "}, {"alpha": 7}, {"nonsense": 1}])
 def test_after_an_impossible_wish_code_goes_on_from_what_is_drawn(wish, tmp_path):
     panel = whiteboard_panel()
     drawn, sentence = panel.figure, panel.describe()
@@ -144,7 +144,7 @@ def test_after_an_impossible_wish_code_goes_on_from_what_is_drawn(wish, tmp_path
     assert sentence in panel.to_html(tmp_path / "board.html").read_text(encoding="utf-8")
     assert panel._repr_mimebundle_()[0]["application/vnd.plotly.v1+json"]["data"] == json.loads(drawn.to_json())["data"]
     panel.set({"alpha": 0.7})
-    assert (panel.trace.alpha, panel.values["word"], panel.problem) == (0.7, "Thursday", "")
+    assert (panel.trace.alpha, panel.values["update"], panel.problem) == (0.7, "meeting day: Thursday", "")
     assert "nonsense" not in panel.values
 
 
@@ -190,6 +190,38 @@ def test_learned_mode_shows_the_models_states_and_can_go_back():
     assert panel.trace.rows == whiteboard_story().rows
     from_the_page(panel, mode="learned", text="The meeting is on Someday.")
     assert "Someday" in panel.problem
+
+
+def test_notes_of_ones_own_become_rows_and_words():
+    panel = whiteboard_panel()
+    panel.set({"notes": "cat: Minka;  dog: Rex; cat: Mika", "update": "dog: Bello"})
+    assert panel.trace.rows == ("cat", "dog") and panel.trace.words == ("Minka", "Rex", "Mika", "Bello")
+    told = whiteboard_story(facts=[("cat", "Minka"), ("dog", "Rex"), ("cat", "Mika")], update=("dog", "Bello"))
+    np.testing.assert_array_equal(panel.trace.frames[-1].state, told.frames[-1].state)
+    assert said(panel.figure, "dog")["Bello"] == pytest.approx(0.9, abs=1e-4)
+
+
+@pytest.mark.parametrize("wish, word", [
+    ({"notes": "no colon"}, "facts"), ({"notes": ""}, "facts"), ({"notes": "a:"}, "facts"), ({"notes": "x: " + "y" * 500}, "facts"),
+    ({"update": "weather: rain"}, "update: unknown row 'weather'"), ({"update": "client: A; client: B"}, "update: write one change"),
+])
+def test_notes_that_cannot_be_read_are_answered_in_a_sentence(wish, word):
+    with pytest.raises(ValueError) as error:
+        whiteboard_panel().set(wish)
+    assert str(error.value).startswith(word) and len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize("facts", [[("a:b", "c")], [("a", "b; c")]])
+def test_notes_that_the_panel_could_not_show_are_refused(facts):
+    with pytest.raises(ValueError, match="^facts: in this panel"):
+        whiteboard_panel(facts=facts, update=(facts[0][0], "x"))
+
+
+def test_without_a_model_the_learned_board_is_the_courses_own():
+    panel = whiteboard_panel()
+    assert "head" in panel.hidden
+    panel.set({"mode": "learned"})
+    assert panel.trace.answers["day"][-1].max() > 0.99 and "notes" in panel.hidden
 
 
 def test_the_page_holds_figure_and_sentence_and_needs_no_network(tmp_path):
