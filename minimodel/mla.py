@@ -63,8 +63,12 @@ class GatedMLA(Traced):
         latent = torch.cat([self.kv_a_layernorm(c), e], -1)
         if cache is not None:
             latent = cache.append(latent)
-        allowed = attention_mask(x.shape[1], latent.shape[1], x.device, padding, cu_seqlens)
         one_token = x.shape[1] == 1 and cache is not None
+        # from the start, unpadded, one document: causality is all there is to mask, and torch's kernel then skips half the work
+        causal = latent.shape[1] == x.shape[1] and cu_seqlens is None and (padding is None or not bool((padding > 0).any()))
+        allowed = None
+        if one_token or self.tracing or not causal:
+            allowed = attention_mask(x.shape[1], latent.shape[1], x.device, padding, cu_seqlens)
         o = self._absorbed(q, latent, allowed) if one_token else self._expanded(q, latent, allowed)
         o = o.transpose(1, 2).flatten(2)
         if self.g_proj is not None:
@@ -74,8 +78,8 @@ class GatedMLA(Traced):
         self.emit(latent=latent)
         return self.o_proj(o)
 
-    def _expanded(self, q: Tensor, latent: Tensor, allowed: Tensor) -> Tensor:
-        """Prefill: every head's keys and values are rebuilt from the latents. [B, H, T, V]"""
+    def _expanded(self, q: Tensor, latent: Tensor, allowed: Tensor | None) -> Tensor:
+        """Prefill: every head's keys and values are rebuilt from the latents. ``allowed=None``: plain causal. [B, H, T, V]"""
         c, e = latent.split([self.rank, self.extra], -1)
         k, v = self.kv_b_proj(c).unflatten(-1, (self.num_heads, self.nope + self.v_dim)).transpose(1, 2).split([self.nope, self.v_dim], -1)
         k = torch.cat([k, e.unsqueeze(1).expand(-1, self.num_heads, -1, -1)], -1)
@@ -83,7 +87,10 @@ class GatedMLA(Traced):
             p = _softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, allowed)
             self.emit(attention=p)
             return p.to(v.dtype) @ v
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        # the fused kernel wants values as wide as keys; without it, all T x N scores are stored
+        v = F.pad(v, (0, max(0, q.shape[-1] - self.v_dim)))
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=allowed is None)
+        return o[..., : self.v_dim]
 
     def _absorbed(self, q: Tensor, latent: Tensor, allowed: Tensor) -> Tensor:
         """Decode: queries move into the latent space, all heads read the same latents. [B, H, T, V]"""
