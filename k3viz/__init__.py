@@ -8,24 +8,48 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_SUBJECTS = ("decay", "memory", "mla", "residuals", "whiteboard")
+_SUBJECTS = ("balancing", "chunks", "decay", "hybrid", "memory", "mla", "muon", "residuals", "whiteboard")
 _HOMES = {f"{subject}_{part}": f"k3viz.{subject}.{part}" for subject in _SUBJECTS for part in ("story", "figure", "panel")}
+_HOMES |= {f"{name}_story": "k3viz.evidence.story" for name in ("evidence", "lineage", "benchmarks")}
+_HOMES |= {
+    "evidence_figure": "k3viz.evidence.figure", "lineage_figure": "k3viz.evidence.lineage_figure",
+    "benchmarks_figure": "k3viz.evidence.benchmarks_figure",
+}  # fmt: skip
 
 __all__ = [
-    "decay_figure", "decay_panel", "decay_story", "memory_figure", "memory_panel", "memory_story", "mla_figure", "mla_panel",
-    "mla_story", "residuals_figure", "residuals_panel", "residuals_story", "whiteboard_figure", "whiteboard_panel", "whiteboard_story",
+    "benchmarks_figure", "benchmarks_story", "evidence_figure", "evidence_story", "lineage_figure", "lineage_story",
+    "balancing_figure", "balancing_panel", "balancing_story", "chunks_figure", "chunks_panel", "chunks_story", "decay_figure",
+    "decay_panel", "decay_story", "hybrid_figure", "hybrid_panel", "hybrid_story", "memory_figure", "memory_panel",
+    "memory_story", "mla_figure", "mla_panel", "mla_story", "muon_figure", "muon_panel", "muon_story", "residuals_figure",
+    "residuals_panel", "residuals_story", "whiteboard_figure", "whiteboard_panel", "whiteboard_story",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from k3viz.evidence.benchmarks_figure import benchmarks_figure
+    from k3viz.evidence.figure import evidence_figure
+    from k3viz.evidence.lineage_figure import lineage_figure
+    from k3viz.evidence.story import benchmarks_story, evidence_story, lineage_story
+    from k3viz.balancing.figure import balancing_figure
+    from k3viz.balancing.panel import balancing_panel
+    from k3viz.balancing.story import balancing_story
+    from k3viz.chunks.figure import chunks_figure
+    from k3viz.chunks.panel import chunks_panel
+    from k3viz.chunks.story import chunks_story
     from k3viz.decay.figure import decay_figure
     from k3viz.decay.panel import decay_panel
     from k3viz.decay.story import decay_story
+    from k3viz.hybrid.figure import hybrid_figure
+    from k3viz.hybrid.panel import hybrid_panel
+    from k3viz.hybrid.story import hybrid_story
     from k3viz.memory.figure import memory_figure
     from k3viz.memory.panel import memory_panel
     from k3viz.memory.story import memory_story
     from k3viz.mla.figure import mla_figure
     from k3viz.mla.panel import mla_panel
     from k3viz.mla.story import mla_story
+    from k3viz.muon.figure import muon_figure
+    from k3viz.muon.panel import muon_panel
+    from k3viz.muon.story import muon_story
     from k3viz.residuals.figure import residuals_figure
     from k3viz.residuals.panel import residuals_panel
     from k3viz.residuals.story import residuals_story
