@@ -25,10 +25,6 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from k3viz.evidence.benchmarks_figure import benchmarks_figure
-    from k3viz.evidence.figure import evidence_figure
-    from k3viz.evidence.lineage_figure import lineage_figure
-    from k3viz.evidence.story import benchmarks_story, evidence_story, lineage_story
     from k3viz.balancing.figure import balancing_figure
     from k3viz.balancing.panel import balancing_panel
     from k3viz.balancing.story import balancing_story
@@ -38,6 +34,10 @@ if TYPE_CHECKING:
     from k3viz.decay.figure import decay_figure
     from k3viz.decay.panel import decay_panel
     from k3viz.decay.story import decay_story
+    from k3viz.evidence.benchmarks_figure import benchmarks_figure
+    from k3viz.evidence.figure import evidence_figure
+    from k3viz.evidence.lineage_figure import lineage_figure
+    from k3viz.evidence.story import benchmarks_story, evidence_story, lineage_story
     from k3viz.hybrid.figure import hybrid_figure
     from k3viz.hybrid.panel import hybrid_panel
     from k3viz.hybrid.story import hybrid_story
