@@ -17,9 +17,9 @@ _HOMES |= {
 }  # fmt: skip
 
 __all__ = [
-    "benchmarks_figure", "benchmarks_story", "evidence_figure", "evidence_story", "lineage_figure", "lineage_story",
-    "balancing_figure", "balancing_panel", "balancing_story", "chunks_figure", "chunks_panel", "chunks_story", "decay_figure",
-    "decay_panel", "decay_story", "hybrid_figure", "hybrid_panel", "hybrid_story", "memory_figure", "memory_panel",
+    "balancing_figure", "balancing_panel", "balancing_story", "benchmarks_figure", "benchmarks_story", "chunks_figure",
+    "chunks_panel", "chunks_story", "decay_figure", "decay_panel", "decay_story", "evidence_figure", "evidence_story",
+    "hybrid_figure", "hybrid_panel", "hybrid_story", "lineage_figure", "lineage_story", "memory_figure", "memory_panel",
     "memory_story", "mla_figure", "mla_panel", "mla_story", "muon_figure", "muon_panel", "muon_story", "residuals_figure",
     "residuals_panel", "residuals_story", "whiteboard_figure", "whiteboard_panel", "whiteboard_story",
 ]  # fmt: skip
