@@ -35,7 +35,8 @@ UNREADABLE = """([root, smallest]) => {
             found.push(`cut at the edge: ${said}`);
         const size = parseFloat(style.fontSize);
         if (size < smallest && !node.closest('.slider-group')) found.push(`${size} px: ${said}`);
-        const turned = node.closest('[transform*="rotate"]'), angle = turned && /rotate\\((-?[\\d.]+)/.exec(turned.getAttribute('transform'));
+        const turned = node.closest('[transform*="rotate"]');
+        const angle = turned && /rotate\\((-?[\\d.]+)/.exec(turned.getAttribute('transform'));
         if (!angle || +angle[1] === 0) texts.push({said, box});
     }
     for (let i = 0; i < texts.length; i++) for (let j = 0; j < i; j++) {

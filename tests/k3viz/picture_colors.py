@@ -67,7 +67,7 @@ def _trace_texts(trace, ink, page):
     inside = trace.get("insidetextfont", trace.get("textfont", {})).get("color")
     if kind == "bar" and any(said) and trace.get("textposition", "auto") in ("inside", "auto"):
         fills = _listed(trace.get("marker", {}).get("color"), len(said))
-        for text, color, fill in zip(said, _listed(inside, len(said)), fills):
+        for text, color, fill in zip(said, _listed(inside, len(said)), fills, strict=False):
             if text and color is not None:  # without a color of its own plotly picks one that reads on the bar
                 yield from _spans(str(text), color, mixed(hexed(fill) or page, page, trace.get("opacity", 1)))
     elif kind == "heatmap" and (trace.get("text") is not None or trace.get("texttemplate")):
@@ -84,7 +84,7 @@ def _trace_texts(trace, ink, page):
         colors = _listed(trace.get("textfont", {}).get("color", ink), len(said))
         centered = "markers" in trace.get("mode", "") and "middle center" in str(trace.get("textposition", "middle center"))
         fills = _listed(trace.get("marker", {}).get("color"), len(said)) if centered else [page] * len(said)
-        for text, color, fill in zip(said, colors, fills):
+        for text, color, fill in zip(said, colors, fills, strict=False):
             yield from _spans(str(text or ""), color, hexed(fill) or page)
     if trace.get("showscale", kind == "heatmap") and kind == "heatmap":
         yield "color bar", trace.get("colorbar", {}).get("tickfont", {}).get("color", ink), page
@@ -92,8 +92,7 @@ def _trace_texts(trace, ink, page):
 
 def _cells(trace, page):
     """The colors between which a heat map's cells lie."""
-    scale = [hexed(color) or page for _, color in trace["colorscale"]] if "colorscale" in trace else []
-    return scale
+    return [hexed(color) or page for _, color in trace["colorscale"]] if "colorscale" in trace else []
 
 
 def _listed(value, count):
@@ -112,7 +111,8 @@ def _shape_under(note, layout, page):
     for shape in layout.get("shapes", ()):
         fill = hexed(shape.get("fillcolor"))
         same = all(shape.get(f"{a}ref", a) == note.get(f"{a}ref", "paper") for a in "xy")
-        numbers = all(isinstance(v, (int, float)) for v in (note.get("x"), note.get("y"), *(shape.get(k) for k in ("x0", "x1", "y0", "y1"))))
+        places = (note.get("x"), note.get("y"), *(shape.get(k) for k in ("x0", "x1", "y0", "y1")))
+        numbers = all(isinstance(place, (int, float)) for place in places)
         if fill and same and numbers and shape.get("type", "rect") in ("rect", "circle"):
             inside = all(min(shape[f"{a}0"], shape[f"{a}1"]) <= note[a] <= max(shape[f"{a}0"], shape[f"{a}1"]) for a in "xy")
             if inside:
