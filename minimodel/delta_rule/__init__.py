@@ -28,7 +28,7 @@ def kda(
     initial_state: Float[Tensor, "N H K V"] | None = None,
     cu_seqlens: Int[Tensor, "bounds"] | None = None,
     backend: str = "auto",
-    chunk_size: int = 64,
+    chunk_size: int = 32,
     in_place: bool = False,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"]]:
     """Kimi Delta Attention (K3 report Eq. 1): every token fades, erases and writes a K x V memory, then reads it.

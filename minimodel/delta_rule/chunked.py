@@ -3,9 +3,12 @@
 Inside a chunk (Kimi Linear report Eq. 6-9, K3 report Eq. 3-4), with S the state before it, G the running sum of g, and A and P
 from ``tiles.py``:
 
-    E  = (I + A diag(beta))^-1 (V - (exp(G) * K) S)       the error of every token: its value less what is recalled, old or of this chunk
-    O  = (exp(G) * Q) S + P diag(beta) E
+    U, W = (I + A diag(beta))^-1 (V, exp(G) * K)
+    E  = U - W S                                           the error of every token: its value less what is recalled, old or of this chunk
     S' = Diag(exp(G_C)) S + (exp(G_C - G) * K)^T diag(beta) E
+    O  = (exp(G) * Q) S + P diag(beta) E
+
+Only E and S' wait for the chunk before. They are two products a chunk; all else is computed for many chunks at once.
 
 Chunks are taken in segments of a few hundred tokens, all heads together: what a segment needs in between fits the processor's cache,
 and memory does not grow with T. The backward pass is written out below. It keeps the inputs, E and one state a chunk, recomputes the rest
@@ -30,7 +33,7 @@ from minimodel.delta_rule.tiles import (
 )
 from minimodel.delta_rule.triangular import unit_lower_inverse
 
-SEGMENT = 2**18  # numbers in one of a segment's buffers, 1 MB in float32: enough work for a call, not too much for the cache
+SEGMENT = 2**17  # numbers in one of a segment's buffers, 512 kB in float32: enough work for a call, not too much for the cache
 
 
 def kda_chunked(
@@ -42,7 +45,7 @@ def kda_chunked(
     S: Float[Tensor, "B H K V"],
     *,
     scale: float = 1.0,
-    chunk_size: int = 64,
+    chunk_size: int = 32,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
     """Same result as ``kda_recurrent`` with ``scale * q``, computed in S's dtype. ``chunk_size``: a multiple of 16."""
     return _ChunkedKDA.apply(q, k, v, g, beta, S, scale, chunk_size)
@@ -52,24 +55,25 @@ class _ChunkedKDA(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, g, beta, S, scale, chunk_size):
         cut, new = _Cut(k, v, chunk_size), Buffers(S)
-        N, C, R, V = cut.N, cut.C, cut.R, v.shape[-1]
+        N, C, K, V = cut.N, cut.C, k.shape[-1], v.shape[-1]
         kept = any(ctx.needs_input_grad)
-        o, state, S = torch.empty_like(v, dtype=q.dtype), S, S.flatten(0, 1)
         if kept:
-            states, errors = S.new_empty(cut.chunks + 1, *S.shape), S.new_empty(cut.chunks, N, C, V)
-            states[0] = S
+            states, errors = S.new_empty(cut.chunks + 1, N, K, V), S.new_empty(cut.chunks, N, C, V)
+        o, state, S = torch.empty_like(v, dtype=q.dtype), S, S.view(N, K, V)
         for segment in cut.segments():
             n, c = len(segment), _Segment(cut, segment, q, k, g, beta, scale, new)
-            read, Y = new("read", n, N, R, 2, TILE, V), cut.take(v, segment, new, "Y")
-            E = errors[segment.start : segment.stop] if kept else new("E", n, N, C, V)
-            after = states[segment.start + 1 : segment.stop + 1] if kept else new("after", n, *S.shape)
+            here = slice(segment.start, segment.stop)
+            E = errors[here] if kept else new("E", n, N, C, V)
+            S_ = states[segment.start : segment.stop + 1] if kept else new("states", n + 1, N, K, V)
+            S_[0] = S
+            _bmm(c.inverse, cut.take(v, segment, new, "v"), E)
             for i in range(n):
-                torch.bmm(c.reads[i], S, out=read[i].flatten(1, 3))
-                Y[i].view(N, R, TILE, V).sub_(read[i, :, :, 0])
-                torch.bmm(c.inverse[i], Y[i], out=E[i])
-                S = torch.mul(c.keep[i], S, out=after[i]).baddbmm_(c.writes[i].mT, E[i])
-            O = Y.view(n, N, R, TILE, V).copy_(read[:, :, :, 1]).view(n * N, C, V)
-            cut.put(O.baddbmm_(c.own_reads.flatten(0, 1), E.flatten(0, 1)), o, segment)
+                E[i].baddbmm_(c.W[i], S_[i], alpha=-1)
+                torch.mul(c.keep[i], S_[i], out=S_[i + 1]).baddbmm_(c.writes[i].mT, E[i])
+            S = S_[n]
+            O = _bmm(c.Q_in, S_[:n], new("O", n, N, C, V))
+            O.flatten(0, 1).baddbmm_(c.own_reads.flatten(0, 1), E.flatten(0, 1))
+            cut.put(O, o, segment)
         if kept:
             ctx.save_for_backward(q, k, v, g, beta, state, states, errors)
         ctx.scale, ctx.chunk_size = scale, chunk_size
@@ -84,37 +88,36 @@ class _ChunkedKDA(torch.autograd.Function):
         cut, new = _Cut(k, v, ctx.chunk_size), Buffers(states)
         N, C, R, K, V = cut.N, cut.C, cut.R, k.shape[-1], v.shape[-1]
         dq, dk, dv, dg, dbeta = (torch.empty_like(x) for x in (q, k, v, g, beta))
-        dS = dS.flatten(0, 1)
+        dS = dS.reshape(N, K, V)
         for segment in reversed(cut.segments()):
             n, c = len(segment), _Segment(cut, segment, q, k, g, beta, ctx.scale, new)
             S, E = states[segment.start : segment.stop], errors[segment.start : segment.stop]
-            dO, dE, dY = cut.take(do, segment, new, "dO"), new("dE", n, N, C, V), new("dY", n, N, C, V)
-            dread = new("read", n, N, R, 2, TILE, V)  # (-dY, dO), side by side like (k, q)
-            dread[:, :, :, 1] = dO.view(n, N, R, TILE, V)
-            dstates = new("dstates", n + 1, N, K, V)
-            dstates[n] = dS
-            torch.bmm(c.own_reads.flatten(0, 1).mT, dO.flatten(0, 1), out=dE.flatten(0, 1))
+            dO, dE, dS_ = cut.take(do, segment, new, "dO"), new("dE", n, N, C, V), new("dS", n + 1, N, K, V)
+            _bmm(c.own_reads.mT, dO, dE)
+            _bmm(c.Q_in.mT, dO, dS_[:n])
+            dS_[n] = dS
             for i in reversed(range(n)):
-                dE[i].baddbmm_(c.writes[i], dstates[i + 1])
-                torch.bmm(c.inverse[i].mT, dE[i], out=dY[i])
-                torch.neg(dY[i].view(N, R, TILE, V), out=dread[i, :, :, 0])
-                torch.mul(c.keep[i], dstates[i + 1], out=dstates[i]).baddbmm_(c.reads[i].mT, dread[i].flatten(1, 3))
-            dS, dS_after = dstates[0], dstates[1:]
+                dE[i].baddbmm_(c.writes[i], dS_[i + 1])
+                dS_[i].addcmul_(c.keep[i], dS_[i + 1]).baddbmm_(c.W[i].mT, dE[i], alpha=-1)
+            dS, dS_after = dS_[0], dS_[1:]
+            dY = _bmm(c.inverse.mT, dE, new("dY", n, N, C, V))  # Y = V - (exp(G) * K) S
             cut.put(dY, dv, segment)
 
-            # through E = (I + A diag(beta))^-1 Y and O: d(A diag(beta)) = -dY E^T, d(P diag(beta)) = dO E^T, inside their triangles
-            dread = dread.view(n * N, 2 * C, V)
-            dAP = torch.bmm(dread, E.flatten(0, 1).mT, out=new("dAP", n * N, 2 * C, C)).view(n, N, R, 2, TILE, C)
-            dAP.masked_fill_(cut.above, 0.0)
-            dcolumns = torch.bmm(E.flatten(0, 1), dS_after.flatten(0, 1).mT, out=new("dcolumns", n * N, C, K)).view(n, N, C, K)
+            # E = (I + A diag(beta))^-1 Y and O: d(A diag(beta)) = -dY E^T, d(P diag(beta)) = dO E^T, inside their triangles
+            dread = new("dread", n, N, R, 2, TILE, V)  # (-dY, dO), side by side like (k, q)
+            torch.neg(dY.view(n, N, R, TILE, V), out=dread[:, :, :, 0])
+            dread[:, :, :, 1] = dO.view(n, N, R, TILE, V)
+            dread = dread.view(n, N, 2 * C, V)
+            dAP = _bmm(dread, E.mT, new("dAP", n, N, 2 * C, C)).view(n, N, R, 2, TILE, C).masked_fill_(cut.above, 0.0)
+            dcolumns = _bmm(E, dS_after.mT, new("dcolumns", n, N, C, K))
             AP = torch.stack([x.view(n, N, R, TILE, C) for x in (c.A, c.P)], 3)
-            dbeta_ = (AP.mul_(dAP)).sum((2, 3, 4)) + (c.columns_out * dcolumns).sum(-1)
+            dbeta_ = AP.mul_(dAP).sum((2, 3, 4)) + (c.K_out * dcolumns).sum(-1)
             dAP *= c.beta.view(n, N, 1, 1, 1, C)
             dcolumns *= c.beta
 
             # the three places where the whole chunk's decay scales q or k, and the decay of S itself
-            drows = torch.bmm(dread, S.flatten(0, 1).mT, out=new("drows", n * N, 2 * C, K)).view_as(c.rows).mul_(c.into)
-            dtotal = (c.columns_out * dcolumns).sum(2) + (c.keep * S * dS_after).sum(-1)
+            drows = _bmm(dread, S.mT, new("drows", n, N, 2 * C, K)).view_as(c.rows).mul_(c.into.unsqueeze(3))
+            dtotal = (c.K_out * dcolumns).sum(2) + (c.keep * S * dS_after).sum(-1)
             dcolumns = dcolumns.view_as(c.columns).mul_(c.out_of)
             decayed_products_backward(dAP, c.k, c.q, c.rows, c.columns, c.decay, drows, dcolumns)
 
@@ -159,12 +162,21 @@ class _Segment:
         self.own_reads = torch.mul(self.P, self.beta.mT, out=new("own_reads", n, N, C, C))
         # from tile to chunk: exp(G) * (K, Q), exp(G_C - G) * K and exp(G_C)
         total = decay.ends[:, :, -1]
-        self.into = (decay.starts + decay.head).exp2_().view(n, N, R, 1, 1, K)
+        self.into = (decay.starts + decay.head).exp2_().unsqueeze(-2)
         self.out_of = (total.unsqueeze(2) - decay.ends).add_(decay.tail).exp2_().unsqueeze(-2)
-        self.reads = torch.mul(self.rows, self.into, out=new("reads", n, N, R, 2, TILE, K)).view(n, N, 2 * C, K)
-        self.columns_out = torch.mul(self.columns, self.out_of, out=new("columns_out", n, N, R, TILE, K)).view(n, N, C, K)
-        self.writes = torch.mul(self.columns_out, self.beta, out=new("writes", n, N, C, K))
+        K_in, self.Q_in, self.K_out = (new(name, n, N, C, K) for name in ("K_in", "Q_in", "K_out"))
+        torch.mul(self.rows[:, :, :, 0], self.into, out=K_in.view_as(g))
+        torch.mul(self.rows[:, :, :, 1], self.into, out=self.Q_in.view_as(g))
+        torch.mul(self.columns, self.out_of, out=self.K_out.view_as(g))
         self.keep = total.exp2().unsqueeze(-1)
+        self.W = _bmm(self.inverse, K_in, new("W", n, N, C, K))
+        self.writes = torch.mul(self.K_out, self.beta, out=new("writes", n, N, C, K))
+
+
+def _bmm(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """``a @ b`` into ``out``, all [n, N, .., ..]: one batched product (torch.matmul would go by way of a copy)."""
+    torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out=out.flatten(0, 1))
+    return out
 
 
 class _Cut:
