@@ -93,9 +93,9 @@ class _ChunkedKDA(torch.autograd.Function):
             n, c = len(segment), _Segment(cut, segment, q, k, g, beta, ctx.scale, new)
             S, E = states[segment.start : segment.stop], errors[segment.start : segment.stop]
             dO, dE, dS_ = cut.take(do, segment, new, "dO"), new("dE", n, N, C, V), new("dS", n + 1, N, K, V)
+            dS_[n] = dS  # first: it may lie at the same buffer's start
             _bmm(c.own_reads.mT, dO, dE)
             _bmm(c.Q_in.mT, dO, dS_[:n])
-            dS_[n] = dS
             for i in reversed(range(n)):
                 dE[i].baddbmm_(c.writes[i], dS_[i + 1])
                 dS_[i].addcmul_(c.keep[i], dS_[i + 1]).baddbmm_(c.W[i].mT, dE[i], alpha=-1)

@@ -41,8 +41,8 @@ class Buffers:
         self._like, self._held = like, {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """An uninitialized tensor; ``shape[0]`` may be smaller than at the first use (a last, shorter segment)."""
-        if name not in self._held:
+        """An uninitialized tensor. Only ``shape[0]`` may change from use to use: the last segment is shorter."""
+        if name not in self._held or len(self._held[name]) < shape[0]:
             self._held[name] = self._like.new_empty(shape)
         return self._held[name][: shape[0]]
 

@@ -101,6 +101,7 @@ def test_convolution_finite_differences():
     draw = torch.Generator().manual_seed(0)
     x, w, tail = (torch.randn(s, generator=draw, dtype=torch.float64).requires_grad_() for s in ((2, 5, 2), (2, 4), (2, 3, 2)))
     assert torch.autograd.gradcheck(short_conv, (x, w, tail))
+    assert torch.autograd.gradgradcheck(short_conv, (x, w, tail))
     row, bounds = x[:1].detach().requires_grad_(), torch.tensor([0, 2, 5])
     assert torch.autograd.gradcheck(lambda x, w: short_conv(x, w, cu_seqlens=bounds)[0], (row, w))
 
