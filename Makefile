@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV_PYTHON = .venv/bin/python
 
-.PHONY: help lab test notebooks scenes clean
+.PHONY: help lab test notebooks scenes bench clean
 
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,6 +21,10 @@ scenes:          ## render all animations in low quality into media/
 	@$(PYTHON) .ci/setup.py test
 	@$(VENV_PYTHON) -m animations render --all
 
+bench:           ## measure speed and memory against the peers, print the tables, write docs/performance.md (BENCH_ARGS="--quick")
+	@$(PYTHON) .ci/setup.py lab
+	@$(VENV_PYTHON) -m benchmarks $(BENCH_ARGS)
+
 clean:           ## delete the environment and everything that the programs wrote
-	rm -rf .venv media build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf .venv benchmarks/venv media build dist *.egg-info .pytest_cache .hypothesis
 	find . \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
