@@ -72,8 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
         document, why = store.continued(path, document)
         say(why)
     measure(document, path, {n: (lambda s=s: s(bench)) for n, s in available.items() if not options.only or n in options.only}, say)
-    for table in report.tables(document)[:1] if kind == "cpu" else []:
-        say(report.as_text(table))
+    for table in report.tables(document):
+        if table.title in (report.TARGETS, report.MISSING):
+            say(report.as_text(table))
     say(f"\n{path.relative_to(ROOT)} holds all of it")
     if not (options.quick or options.only or options.no_peers):
         store.write(RESULTS / f"{kind}.json", document)

@@ -17,6 +17,9 @@ NOTHING_YET = {
 }
 
 
+TARGETS, MISSING = "Targets", "What could not be measured"
+
+
 @dataclass(frozen=True)
 class Table:
     title: str
@@ -35,13 +38,13 @@ def tables(document: dict) -> list[Table]:
     reasons = [(who, "everything", why) for who, why in document["missing"].items()]
     reasons += [(m["who"], m["where"], m["why"]) for section in document["sections"].values() for m in section["missing"]]
     if reasons:
-        made.append(Table("What could not be measured", ("who", "where", "why"), reasons))
+        made.append(Table(MISSING, ("who", "where", "why"), reasons))
     return made
 
 
 def _targets_table(found: list[Target]) -> Table:
     rows = [(t.what, t.wanted, t.measured, "yes" if t.holds else "no") for t in found]
-    return Table("Targets", ("target", "wanted", "measured", "holds"), rows)
+    return Table(TARGETS, ("target", "wanted", "measured", "holds"), rows)
 
 
 # ---- one table a section ----

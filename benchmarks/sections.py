@@ -38,7 +38,7 @@ class Bench:
 
     @cached_property
     def effort(self) -> dict:
-        return {"least": 2, "most": 3, "budget": 0.5} if self.quick else {"least": 3, "most": 12, "budget": 6.0}
+        return {"least": 2, "most": 3, "budget": 0.5} if self.quick else {"least": 3, "most": 12, "budget": 4.0}
 
     def available(self, peers: Sequence[PeerName]) -> list[PeerName]:
         """Those whose environment could be made."""
@@ -51,6 +51,7 @@ class Group:
 
     def __init__(self, bench: Bench, stack: ExitStack) -> None:
         self.bench, self.stack = bench, stack
+        self.own: set[str] = set()
         self.processes: dict[str, Process] = {}
         self.about: dict[str, dict] = {}
         self.rows: list[dict] = []
@@ -60,6 +61,7 @@ class Group:
 
     def start(self, names: dict[str, str], peers: Sequence[PeerName] = ()) -> None:
         """Start our contestants (label -> name for worker.py) and the peers, all at once; then wait for each."""
+        self.own |= set(names)
         threads = {"threads": self.bench.threads}
         started = {who: Process(name, **threads) for who, name in names.items()}
         started |= {peer.label: Process(peer.name, python=PYTHON, **threads) for peer in peers}
@@ -76,7 +78,7 @@ class Group:
         try:
             yield
         except ContestantFailed as failure:
-            if who == OURS:
+            if who in self.own:
                 raise
             self.processes.pop(who, None)
             self.missing.append({"who": who, "where": where, "why": str(failure)})

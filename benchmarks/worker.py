@@ -13,6 +13,8 @@ import sys
 import time
 import traceback
 
+QUIET = 0.01  # seconds before a clock starts: OpenMP's threads of the last process that ran spin for a few milliseconds after their work
+
 
 def contestant(name: str, threads: int):
     """The contestant of that name, its libraries imported. ``name`` is FAMILY or FAMILY:VARIANT."""
@@ -72,6 +74,7 @@ def timed(call, repeat: int) -> float:
     """Seconds of one call, averaged over ``repeat`` calls in a row."""
     gc.collect()
     gc.disable()
+    time.sleep(QUIET)
     try:
         start = time.perf_counter()
         for _ in range(repeat):

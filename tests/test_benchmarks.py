@@ -343,15 +343,15 @@ def holds(document):
 
 def test_all_targets_are_computed_and_hold(tmp_path):
     found = holds(full_document(tmp_path))
-    assert len(found) == 12 and all(found.values())
+    assert len(found) == 14 and all(found.values())
 
 
 @pytest.mark.parametrize("section, who, change, target", [
     ("forward", "minimodel", {"best_ms": 80.0}, "share of the matrix-product limit"),
     ("forward", "ggml", {"best_ms": 50.0}, "ggml"),
-    ("forward", "fla", {"best_ms": 470.0}, "best PyTorch peer"),
+    ("forward", "fla", {"best_ms": 470.0}, "best KDA in PyTorch"),
     ("forward_backward", "minimodel", {"best_ms": 220.0}, "against the forward"),
-    ("forward_backward", "transformers", {"best_ms": 2900.0}, "best differentiable peer"),
+    ("forward_backward", "transformers", {"best_ms": 2900.0}, "best differentiable KDA"),
     ("fresh_process", "minimodel", {"first_ms": 2100.0}, "first call"),
     ("fresh_process", "minimodel", {"extra_bytes": 7e8}, "extra memory"),
     ("decode", "minimodel", {"best_ms": 0.06}, "B = 1"),
@@ -378,8 +378,15 @@ def test_a_peer_with_wrong_results_is_shown_but_not_compared_with(tmp_path):
     document = full_document(tmp_path)
     text = "\n".join(report.as_text(t) for t in report.tables(document))
     assert "wrong: not finite" in text
-    (target,) = [t for t in targets.targets(document) if "differentiable" in t.what]
+    (target,) = [t for t in targets.targets(document) if "differentiable KDA" in t.what]
     assert target.measured == "30 times (transformers Kimi Linear, chunk 16)"
+
+
+def test_a_cheaper_rule_is_a_peer_of_its_own(tmp_path):
+    document = full_document(tmp_path)
+    document["sections"]["forward"]["rows"].append(operator_row("transformers Gated DeltaNet (one decay a head)", 300.0))
+    failed = [what for what, ok in holds(document).items() if not ok]
+    assert failed == ["forward, T = 8192, against the best PyTorch peer of any rule"]
 
 
 def test_tables_are_rectangular_and_name_what_is_missing(tmp_path):
