@@ -13,7 +13,7 @@ from k3viz.theme import LIGHT, ROLES, Theme, axis, layout
 HATCHES = {PUBLISHED: "/", MEASURED: ""}
 MARKERS = {PUBLISHED: "diamond", MEASURED: "circle"}
 COLUMNS = ((0.19, 0.44), (0.72, 0.97))  # room for row names at the left of each
-BAR, HEAD, FOOT = 26, 78, 26  # px: a row, what stands above a facet, what stands below
+BAR, HEAD, FOOT = 26, 94, 22  # px: a row, what stands above a facet, what stands below
 NARROW = 0.3  # where the smallest value is more than this share of the largest, dots on a cut axis; bars must start at 0
 
 
@@ -29,7 +29,7 @@ def evidence_figure(*, story: EvidenceStory | None = None, theme: Theme = LIGHT)
             upper = 1 - (top + HEAD) / total
             lower = upper - BAR * len(facet.rows) / total
             data += _marks(facet, n, theme)
-            notes += _heading(facet, COLUMNS[j][0] - 0.19, upper, total, theme)
+            notes.append(_heading(facet, COLUMNS[j][0] - 0.19, upper, total, theme))
             axes |= _axes(facet, n, COLUMNS[j], (lower, upper), theme)
         top += height
     margin = {"l": 10, "r": 10, "t": 70, "b": 10}
@@ -67,15 +67,12 @@ def _marks(facet: Facet, n: str, theme: Theme) -> list[dict[str, Any]]:
     return marks
 
 
-def _heading(facet: Facet, x: float, y: float, total: int, theme: Theme) -> list[dict[str, Any]]:
+def _heading(facet: Facet, x: float, y: float, total: int, theme: Theme) -> dict[str, Any]:
     sources = "<br>".join(line for kind, text in facet.sources.items() for line in textwrap.wrap(f"{kind}: {text}", 66))
     unit = facet.unit + (" (the axis is cut)" if _dots(facet) else "")
-    return [
-        {"text": f"<b>{facet.claim}</b><br>{unit}", "x": x, "y": y + 30 / total, "xref": "paper", "yref": "paper", "xanchor": "left",
-         "yanchor": "bottom", "align": "left", "showarrow": False, "font": {"size": 13, "color": theme.ink}},
-        {"text": sources, "x": x, "y": y + 2 / total, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom",
-         "align": "left", "showarrow": False, "font": {"size": 11, "color": theme.muted}},
-    ]  # fmt: skip
+    text = f"<b>{facet.claim}</b><br>{unit}<br><span style='font-size:11px;color:{theme.muted}'>{sources}</span>"
+    return {"text": text, "x": x, "y": y + 4 / total, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom",
+            "align": "left", "showarrow": False, "font": {"size": 13, "color": theme.ink}}  # fmt: skip
 
 
 def _axes(facet: Facet, n: str, x: tuple[float, float], y: tuple[float, float], theme: Theme) -> dict[str, Any]:

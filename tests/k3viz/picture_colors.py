@@ -8,7 +8,7 @@ import re
 import plotly.graph_objects as go
 
 LETTERS = re.compile(r"[^\W_]")
-COLORED = re.compile(r"<span style=['\"]color: ?(#[0-9a-fA-F]{6})['\"]>(.*?)</span>")
+COLORED = re.compile(r"<span style=['\"][^'\"]*?color: ?(#[0-9a-fA-F]{6})['\"]>(.*?)</span>")
 
 
 def hexed(color):
