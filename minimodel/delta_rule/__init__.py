@@ -78,7 +78,7 @@ def kda(
     else:
         inputs = [x.to(dtype) for x in inputs]
         if steps == 1 and not recorded:
-            S = S if in_place else S.clone()
+            S = S if in_place and S.is_contiguous() else S.clone(memory_format=torch.contiguous_format)
             o = kda_step_(S, *inputs, scale)
         else:
             o, S, _ = kda_recurrent(inputs[0] * scale, *inputs[1:], S)

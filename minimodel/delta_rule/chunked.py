@@ -59,11 +59,10 @@ class _ChunkedKDA(torch.autograd.Function):
         kept = any(ctx.needs_input_grad)
         if kept:
             states, errors = S.new_empty(cut.chunks + 1, N, K, V), S.new_empty(cut.chunks, N, C, V)
-        o, state, S = torch.empty_like(v, dtype=q.dtype), S, S.view(N, K, V)
+        o, state, S = torch.empty_like(v, dtype=q.dtype), S, S.reshape(N, K, V)
         for segment in cut.segments():
             n, c = len(segment), _Segment(cut, segment, q, k, g, beta, scale, new)
-            here = slice(segment.start, segment.stop)
-            E = errors[here] if kept else new("E", n, N, C, V)
+            E = errors[segment.start : segment.stop] if kept else new("E", n, N, C, V)
             S_ = states[segment.start : segment.stop + 1] if kept else new("states", n + 1, N, K, V)
             S_[0] = S
             _bmm(c.inverse, cut.take(v, segment, new, "v"), E)
@@ -115,9 +114,9 @@ class _ChunkedKDA(torch.autograd.Function):
             dAP *= c.beta.view(n, N, 1, 1, 1, C)
             dcolumns *= c.beta
 
-            # the three places where the whole chunk's decay scales q or k, and the decay of S itself
+            # the three places where the whole chunk's decay scales q or k; all of S' is proportional to exp(G_C)
             drows = _bmm(dread, S.mT, new("drows", n, N, 2 * C, K)).view_as(c.rows).mul_(c.into.unsqueeze(3))
-            dtotal = (c.K_out * dcolumns).sum(2) + (c.keep * S * dS_after).sum(-1)
+            dtotal = torch.mul(states[segment.start + 1 : segment.stop + 1], dS_after, out=new("SdS", n, N, K, V)).sum(-1)
             dcolumns = dcolumns.view_as(c.columns).mul_(c.out_of)
             decayed_products_backward(dAP, c.k, c.q, c.rows, c.columns, c.decay, drows, dcolumns)
 

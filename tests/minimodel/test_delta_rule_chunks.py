@@ -167,6 +167,18 @@ def test_a_step_leaves_its_initial_state_alone():
         assert bool((start == 1).all()) and not torch.equal(S, start)
 
 
+@pytest.mark.parametrize("T", [1, 20])
+def test_states_of_any_layout(T):
+    """A state that is a transposed view, as other libraries store it, is read right and, in place, written right."""
+    arguments = inputs(B=2, T=T, H=2)
+    start = torch.randn(2, 2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).transpose(-1, -2)
+    o, S = kda(*arguments, initial_state=start.contiguous())
+    o_, S_ = kda(*arguments, initial_state=start)
+    assert torch.equal(o, o_) and torch.equal(S, S_)
+    o_, S_ = kda(*arguments, initial_state=start, in_place=True)
+    assert S_ is start and torch.equal(o, o_) and torch.equal(S, start)
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize("state, words", [
     (None, "in_place writes over initial_state, which must be torch.float64, got None"),
