@@ -76,7 +76,7 @@ class Rows:
 
 
 class FixedState:
-    """Tensors that are replaced, never grown: KDA's state [B, H, K, V] and its convolution tail [B, W-1, 3P]."""
+    """Tensors of fixed size: KDA's state [B, H, K, V], updated in place by decoding, and its convolution tail [B, W-1, 3P]."""
 
     def __init__(self) -> None:
         self.state: Tensor | None = None
