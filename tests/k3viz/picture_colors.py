@@ -3,8 +3,10 @@
 ``texts(picture, theme)`` yields (text, ink, ground) with colors as "#rrggbb". A text's ground is the box drawn behind it, else the bar or
 heat map cell that it is written in, else the shape that it stands on, else the page.
 """
+import base64
 import re
 
+import numpy as np
 import plotly.graph_objects as go
 
 LETTERS = re.compile(r"[^\W_]")
@@ -42,8 +44,10 @@ def texts(picture, theme):
     yield from _spans(_title(layout), layout.get("title", {}).get("font", {}).get("color", ink), page)
     if layout.get("showlegend"):
         yield "legend", layout.get("legend", {}).get("font", {}).get("color", ink), page
-    for trace in go.Figure(picture).data:
-        yield from _trace_texts(trace.to_plotly_json(), ink, page)
+    traces = [trace.to_plotly_json() for trace in go.Figure(picture).data]
+    maps = [trace for trace in traces if trace["type"] == "heatmap"]
+    for trace in traces:
+        yield from _trace_texts(trace, ink, page, maps)
 
 
 def _title(holder):
@@ -61,7 +65,7 @@ def _spans(text, ink, ground):
         yield rest, ink, ground
 
 
-def _trace_texts(trace, ink, page):
+def _trace_texts(trace, ink, page, maps):
     kind = trace["type"]
     said = _listed(trace.get("text"), 1)
     inside = trace.get("insidetextfont", trace.get("textfont", {})).get("color")
@@ -84,8 +88,10 @@ def _trace_texts(trace, ink, page):
         colors = _listed(trace.get("textfont", {}).get("color", ink), len(said))
         centered = "markers" in trace.get("mode", "") and "middle center" in str(trace.get("textposition", "middle center"))
         fills = _listed(trace.get("marker", {}).get("color"), len(said)) if centered else [page] * len(said)
-        for text, color, fill in zip(said, colors, fills, strict=False):
-            yield from _spans(str(text or ""), color, hexed(fill) or page)
+        places = zip(_numbers(trace.get("x")), _numbers(trace.get("y")), strict=True)
+        for text, color, fill, place in zip(said, colors, fills, places, strict=False):
+            below = [_cell_under(cells, *place, page) for cells in maps if _same_axes(cells, trace)]
+            yield from _spans(str(text or ""), color, next(filter(None, below), None) or hexed(fill) or page)
     if trace.get("showscale", kind == "heatmap") and kind == "heatmap":
         yield "color bar", trace.get("colorbar", {}).get("tickfont", {}).get("color", ink), page
 
@@ -93,6 +99,41 @@ def _trace_texts(trace, ink, page):
 def _cells(trace, page):
     """The colors between which a heat map's cells lie."""
     return [hexed(color) or page for _, color in trace["colorscale"]] if "colorscale" in trace else []
+
+
+def _same_axes(one, other):
+    return all(one.get(name, name[0]) == other.get(name, name[0]) for name in ("xaxis", "yaxis"))
+
+
+def _cell_under(cells, x, y, page):
+    """The color of the heat map cell at a place, None beside the map or where its places aren't those of its cells' middles."""
+    z = _numbers(cells["z"])
+    places = [_numbers(cells[name]) if name in cells else list(range(count)) for name, count in (("x", len(z[0])), ("y", len(z)))]
+    found = [min(range(len(at)), key=lambda i: abs(at[i] - p)) if isinstance(p, (int, float)) and isinstance(at[0], (int, float))
+             else at.index(p) if p in at else None for at, p in zip(places, (x, y), strict=True)]
+    if None in found or len(places[0]) != len(z[0]) or len(places[1]) != len(z):
+        return None
+    flat = [v for row in z for v in row if v is not None]
+    low, high = cells.get("zmin", min(flat)), cells.get("zmax", max(flat))
+    value = z[found[1]][found[0]]
+    return None if value is None else _on_scale(cells["colorscale"], (value - low) / ((high - low) or 1), page)
+
+
+def _on_scale(scale, share, page):
+    share = min(1.0, max(0.0, share))
+    for (a, low), (b, high) in zip(scale, scale[1:], strict=False):
+        if share <= b:
+            return mixed(hexed(high) or page, hexed(low) or page, (share - a) / ((b - a) or 1))
+    return hexed(scale[-1][1]) or page
+
+
+def _numbers(value):
+    """A list of plotly's arrays: lists, numpy arrays, or its base64 form."""
+    if isinstance(value, dict):
+        array = np.frombuffer(base64.b64decode(value["bdata"]), dtype=value["dtype"])
+        shape = [int(n) for n in str(value.get("shape", array.size)).split(",")]
+        return array.reshape(shape).tolist()
+    return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 def _listed(value, count):
