@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from minimodel.delta_rule.triton_available import use_triton
 from minimodel.layers import RMSNorm
 from minimodel.trace import Traced
 
@@ -32,6 +33,10 @@ def attention_residual(
     D = sources.shape[-1]
     if tuple(query.shape) != (D,) or tuple(gain.shape) != (D,):
         raise ValueError(f"query and gain must be [D] = ({D},), got {tuple(query.shape)} and {tuple(gain.shape)}")
+    if use_triton("auto", [sources]):
+        from minimodel.triton_depth_read import depth_read  # only here: importing Triton takes a while
+
+        return depth_read(sources, query, gain, eps)
     weights = depth_weights(sources, query, gain, eps)
     return (weights.unsqueeze(-2) @ _wide(sources)).squeeze(-2).to(sources.dtype)
 

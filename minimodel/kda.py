@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from minimodel.cache import FixedState
 from minimodel.delta_rule import bounded_log_decay, kda, kda_recurrent, mamba_dt_bias, softplus_log_decay
+from minimodel.delta_rule.triton_available import use_triton
 from minimodel.layers import RMSNorm, ShortConv, l2norm, linear, short_conv
 from minimodel.trace import Traced
 
@@ -79,11 +80,14 @@ class KimiDeltaAttention(Traced):
             x = x * mask.unsqueeze(-1).to(x.dtype)  # padding then writes nothing: its key is zero
         qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         taps = torch.cat([self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]).squeeze(1)
-        qkv, tail = short_conv(qkv, taps, None if cache is None else cache.tail, cu_seqlens)
-        q, k, v = (part.unflatten(-1, (H, K)) for part in F.silu(qkv).chunk(3, -1))
-        q, k = l2norm(q), l2norm(k)
-        g, beta = self._gates(x)
-        o, S = self._mix(q, k, v, g, beta, None if cache is None else cache.state, cu_seqlens, backend)
+        state, tail = (None, None) if cache is None else (cache.state, cache.tail)
+        if self._fused(qkv, backend):
+            o, S, tail = self._mix_fused(x, qkv, taps, state, tail, cu_seqlens)
+        else:
+            qkv, tail = short_conv(qkv, taps, tail, cu_seqlens)
+            q, k, v = (part.unflatten(-1, (H, K)) for part in F.silu(qkv).chunk(3, -1))
+            g, beta = self._gates(x)
+            o, S = self._mix(l2norm(q), l2norm(k), v, g, beta, state, cu_seqlens, backend)
         if cache is not None:
             cache.state, cache.tail = S, tail
         gate = self.g_proj(x) if self.full_rank_gate else self.g_b_proj(self.g_a_proj(x))
@@ -110,6 +114,28 @@ class KimiDeltaAttention(Traced):
         o, S, states = by_document(lambda *x: kda_recurrent(*x, S, keep_states=True), inputs, cu_seqlens)
         self.emit(q=q, k=k, v=v, alpha=g.exp(), beta=beta, state=states, output=o)  # a recorder sees the state after every token
         return o.to(q.dtype), S
+
+    def _fused(self, qkv: Tensor, backend: str) -> bool:
+        """Whether Triton kernels take the gate too, and in decoding all from the projections on. Not for another rule of the state."""
+        own = type(self)._gates is KimiDeltaAttention._gates and type(self)._mix is KimiDeltaAttention._mix
+        return own and not self.tracing and use_triton(backend, [qkv], (self.head_dim,))
+
+    def _mix_fused(self, x, qkv, taps, state, tail, cu_seqlens) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs, final state and convolution tail as ``_mix`` and ``short_conv`` give them, from raw projections."""
+        from minimodel.delta_rule.triton_chunked import kda_triton  # only here: importing Triton takes a while
+        from minimodel.delta_rule.triton_decode import decode_step
+        from minimodel.delta_rule.triton_gate import Gate
+
+        H, K = self.num_heads, self.head_dim
+        gate = Gate(self.A_log, self.dt_bias.view(H, K), self.lower_bound)
+        f, b = self.f_b_proj(self.f_a_proj(x)).unflatten(-1, (H, K)), self.b_proj(x)
+        if x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
+            return decode_step(qkv, taps, f, b, gate, state, tail)
+        qkv, tail = short_conv(qkv, taps, tail, cu_seqlens)
+        q, k, v = (part.unflatten(-1, (H, K)) for part in F.silu(qkv).chunk(3, -1))
+        beta = torch.sigmoid(b.to(self.A_log.dtype))
+        o, S = kda_triton(l2norm(q), l2norm(k), v, f, beta, state, scale=K**-0.5, cu_seqlens=cu_seqlens, gate=gate)
+        return o, S, tail
 
 
 def by_document(run: Callable[..., tuple[Tensor, Tensor, Tensor | None]], inputs: list[Tensor], cu_seqlens: Tensor | None):

@@ -15,6 +15,14 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)  # the 
 settings.load_profile("repeatable")
 
 
+def pytest_configure():
+    """Without a GPU, Triton's kernels run in its interpreter on CPU tensors. Triton asks for this when a kernel is defined."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
 @pytest.fixture(autouse=True)
 def shape_checks(request):
     """Switch the checks off for tests marked bad_input, and on again after them."""

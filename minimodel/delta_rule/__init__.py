@@ -11,10 +11,11 @@ from torch import Tensor
 from minimodel.delta_rule.chunked import TILE, kda_chunked
 from minimodel.delta_rule.gates import bounded_log_decay, mamba_dt_bias, softplus_log_decay
 from minimodel.delta_rule.recurrent import kda_recurrent, kda_step, kda_step_
+from minimodel.delta_rule.triton_available import use_triton
 
 __all__ = ["bounded_log_decay", "kda", "kda_recurrent", "kda_step", "mamba_dt_bias", "softplus_log_decay"]
 
-BACKENDS = ("auto", "recurrent", "chunked")
+BACKENDS = ("auto", "recurrent", "chunked", "triton")
 
 
 def kda(
@@ -43,7 +44,9 @@ def kda(
         scale: of the queries; K**-0.5 by default.
         initial_state: [B, H, K, V]; zeros by default. With ``cu_seqlens`` one state a document.
         cu_seqlens: document boundaries 0 = c_0 < c_1 < ... < c_N = T of a packed row (B = 1): no memory crosses them.
-        backend: "recurrent" (the equation), "chunked" (matrix products), or "auto" (recurrent for one token, else chunked).
+        backend: "recurrent" (the equation), "chunked" (matrix products), "triton" (the same as GPU kernels: q, k, v in float32 or
+            bfloat16, K and V powers of two of at least 16, first derivatives), or "auto": recurrent for one token, else triton on a GPU
+            where it can run, else chunked.
         chunk_size: tokens in a chunk of the chunked backend, a multiple of 16.
         in_place: write the final state over ``initial_state`` and return that (decoding); only where no gradient is recorded.
 
@@ -64,6 +67,12 @@ def kda(
     if in_place:
         _check_in_place(initial_state, dtype, recorded)
     scale = K**-0.5 if scale is None else scale
+    same = [q, k, v, *(x for x in (g, beta) if x.dtype == torch.float64)]  # the kernels take g and beta in any precision but that one
+    if (backend == "triton" or k.shape[1] > 1) and use_triton(backend, same, (K, v.shape[-1])):
+        from minimodel.delta_rule.triton_chunked import kda_triton  # only here: importing Triton takes a while
+
+        o, S = kda_triton(q, k, v, g, beta, initial_state, scale=scale, cu_seqlens=cu_seqlens)
+        return o, initial_state.copy_(S) if in_place else S
     inputs = [q, k, v, g, beta]
     if cu_seqlens is not None:
         positions = _document_positions(cu_seqlens)

@@ -103,7 +103,7 @@ def writes_backward(k, v, beta, G, A, M, S, dO, dX, chunks: Chunks, numbers: Num
     dv, dbeta, X = torch.empty_like(v), torch.empty_like(beta), torch.empty_like(dX)
     dA, dP = (torch.empty(len(chunks), H, CHUNK, CHUNK, dtype=torch.float32, device=k.device) for _ in range(2))
     writes_backward_kernel[len(chunks), H](
-        k, v, G, A, M, S, dO, dX, dv, dbeta, dA, dP, X, chunks.start, chunks.end, H, CHUNK, K, V, min(K, 32), min(V, 32),
+        k, v, G, A, M, S, dO, dX, dv, dbeta, dA, dP, X, chunks.start, chunks.end, H, CHUNK, K, V, min(K, 32), min(V, numbers.columns),
         numbers.operand, numbers.precision,
     )  # fmt: skip
     return dv, dbeta, dA, dP, X
@@ -115,7 +115,7 @@ def decay_backward(q, k, G, S, dS, dO, dv, X, scale: float, chunks: Chunks, numb
     dq, dk, dG = (torch.empty_like(G) for _ in range(3))
     BK = min(K, 32)
     decay_backward_kernel[len(chunks), H, K // BK](
-        q, k, G, S, dS, dO, dv, X, dq, dk, dG, chunks.start, chunks.end, H, scale, CHUNK, K, V, BK, min(V, 32),
+        q, k, G, S, dS, dO, dv, X, dq, dk, dG, chunks.start, chunks.end, H, scale, CHUNK, K, V, BK, min(V, numbers.columns),
         numbers.operand, numbers.precision,
     )  # fmt: skip
     return dq, dk, dG

@@ -86,7 +86,7 @@ class Numbers:
     operand: tl.dtype  # what goes into a product
     stored: torch.dtype  # the same, for tensors between kernels
     precision: str  # of products of float32
-    state_columns: int  # V columns of the state that one program carries through time
+    columns: int  # of V that one program takes
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Numbers:

@@ -33,7 +33,7 @@ def outputs_kernel(q_in, S, P, X, O, chunk_start, chunk_end, H,
 def outputs(q_in, S, P, X, like: Tensor, chunks: Chunks, numbers: Numbers) -> Tensor:
     """O [tokens, H, V], in the dtype of ``like``, the values."""
     _, H, K, V = S.shape
-    O, BV = torch.empty_like(like), min(V, 32)
+    O, BV = torch.empty_like(like), min(V, numbers.columns)
     outputs_kernel[len(chunks), H, V // BV](
         q_in, S, P, X, O, chunks.start, chunks.end, H, CHUNK, K, V, BV, numbers.operand, numbers.precision
     )

@@ -74,7 +74,7 @@ def states(W, U, k_out, G, S_first: Tensor, chunks: Chunks, numbers: Numbers) ->
     documents, H, K, V = S_first.shape
     X, S_last = torch.empty_like(U), torch.empty_like(S_first)
     S = torch.empty(len(chunks), H, K, V, dtype=numbers.stored, device=U.device)
-    BV = min(V, numbers.state_columns)
+    BV = min(V, numbers.columns)
     states_kernel[V // BV, H, documents](
         W, U, k_out, G, S_first, X, S, S_last, chunks.first, H, CHUNK, K, V, BV, numbers.operand, numbers.precision
     )
@@ -86,7 +86,7 @@ def states_backward(dO, P, W, q_in, k_out, G, dS_last: Tensor, chunks: Chunks, n
     documents, H, K, V = dS_last.shape
     dX = torch.empty(len(chunks), H, CHUNK, V, dtype=numbers.stored, device=W.device)
     dS, dS_first = torch.empty(len(chunks), H, K, V, dtype=numbers.stored, device=W.device), torch.empty_like(dS_last)
-    BV = min(V, numbers.state_columns)
+    BV = min(V, numbers.columns)
     states_backward_kernel[V // BV, H, documents](
         dO, P, W, q_in, k_out, G, dS_last, dX, dS, dS_first, chunks.start, chunks.end, chunks.first, H, CHUNK, K, V, BV,
         numbers.operand, numbers.precision,

@@ -30,12 +30,10 @@ from minimodel.delta_rule.triton_common import CHUNK, DENSE, TILE, Chunks, Numbe
 
 
 @triton.jit
-def diagonal_tile(q, k, G, q_rows, k_all, G_all, chunk, head, H, START: tl.constexpr, chunk_start, chunk_end,
+def diagonal_tile(q, k, G, k_all, G_all, chunk, head, H, START: tl.constexpr, channels, chunk_start, chunk_end,
                   C: tl.constexpr, K: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """A and P [16, 16] of the tile whose rows q, k, G [16, K] begin at row START of the chunk."""
-    i, channels = tl.arange(0, TILE), tl.arange(0, K)
-    row, column = i[:, None], i[None, :]
-    one = tl.arange(0, 1)
+    """What some channels add to A and P [16, 16] of the tile whose rows q, k, G [16, BK] begin at row START of the chunk."""
+    i, one = tl.arange(0, TILE), tl.arange(0, 1)
     exponent = G - tl.load(block(G_all, chunk, head, H, one + START + TILE // 2 - 1, channels, C, K))
     if tl.max(tl.max(tl.abs(exponent), 1), 0) <= DENSE:
         columns = tl.trans(tl.exp(-exponent) * k)
@@ -45,12 +43,12 @@ def diagonal_tile(q, k, G, q_rows, k_all, G_all, chunk, head, H, START: tl.const
         A = tl.zeros((TILE, TILE), tl.float32)
         P = tl.zeros((TILE, TILE), tl.float32)
         for j in range(TILE):
-            k_j = load_tokens(k_all, chunk, head, H, one + START + j, channels, chunk_start, chunk_end, K)  # [1, K]
+            k_j = load_tokens(k_all, chunk, head, H, one + START + j, channels, chunk_start, chunk_end, K)  # [1, BK]
             G_j = tl.load(block(G_all, chunk, head, H, one + START + j, channels, C, K))
-            decayed = k_j * tl.exp(tl.minimum(G - G_j, 0.0))  # rows above j would grow; they are masked below
-            A = tl.where(column == j, tl.sum(k * decayed, 1)[:, None], A)
-            P = tl.where(column == j, tl.sum(q * decayed, 1)[:, None], P)
-    return tl.where(row > column, A, 0.0), tl.where(row >= column, P, 0.0)
+            decayed = k_j * tl.exp(tl.minimum(G - G_j, 0.0))  # rows above j would grow; they are masked at the end
+            A = tl.where(i[None, :] == j, tl.sum(k * decayed, 1)[:, None], A)
+            P = tl.where(i[None, :] == j, tl.sum(q * decayed, 1)[:, None], P)
+    return A, P
 
 
 @triton.jit
@@ -68,33 +66,38 @@ def inverse_tile(A, beta, PRECISION: tl.constexpr):
 
 @triton.jit
 def tiles_kernel(q, k, beta, G, A, P, M, chunk_start, chunk_end, H, scale,
-                 C: tl.constexpr, K: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                 C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """q, k [tokens, H, K], beta [tokens, H], G [chunks, H, C, K] -> A, P, M [chunks, H, C, C]. One program a chunk and head."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    upper, channels, one = tl.arange(0, TILE), tl.arange(0, K), tl.arange(0, 1)
+    upper, one = tl.arange(0, TILE), tl.arange(0, 1)
     lower = upper + TILE
+    nothing = tl.zeros((TILE, TILE), tl.float32)
+    A11, P11, A21, P21, A22, P22 = nothing, nothing, nothing, nothing, nothing, nothing
+    for first_channel in range(0, K, BK):
+        channels = first_channel + tl.arange(0, BK)
+        k1 = load_tokens(k, chunk, head, H, upper, channels, chunk_start, chunk_end, K)  # [16, BK]
+        q1 = load_tokens(q, chunk, head, H, upper, channels, chunk_start, chunk_end, K) * scale
+        G1 = tl.load(block(G, chunk, head, H, upper, channels, C, K))
+        k2 = load_tokens(k, chunk, head, H, lower, channels, chunk_start, chunk_end, K)
+        q2 = load_tokens(q, chunk, head, H, lower, channels, chunk_start, chunk_end, K) * scale
+        G2 = tl.load(block(G, chunk, head, H, lower, channels, C, K))
+        A_, P_ = diagonal_tile(q1, k1, G1, k, G, chunk, head, H, 0, channels, chunk_start, chunk_end, C, K, OPERAND, PRECISION)
+        A11, P11 = A11 + A_, P11 + P_
+        A_, P_ = diagonal_tile(q2, k2, G2, k, G, chunk, head, H, TILE, channels, chunk_start, chunk_end, C, K, OPERAND, PRECISION)
+        A22, P22 = A22 + A_, P22 + P_
+        origin = tl.load(block(G, chunk, head, H, one + TILE, channels, C, K))  # the lower tile's first row
+        columns = tl.trans(tl.exp(origin - G1) * k1)
+        A21 += dot(tl.exp(G2 - origin) * k2, columns, OPERAND, PRECISION)
+        P21 += dot(tl.exp(G2 - origin) * q2, columns, OPERAND, PRECISION)
 
-    k1 = load_tokens(k, chunk, head, H, upper, channels, chunk_start, chunk_end, K)  # [16, K]
-    q1 = load_tokens(q, chunk, head, H, upper, channels, chunk_start, chunk_end, K) * scale
-    G1 = tl.load(block(G, chunk, head, H, upper, channels, C, K))
+    row, column = upper[:, None], upper[None, :]
+    A11, P11 = tl.where(row > column, A11, 0.0), tl.where(row >= column, P11, 0.0)
+    A22, P22 = tl.where(row > column, A22, 0.0), tl.where(row >= column, P22, 0.0)
     beta1 = tl.sum(load_tokens(beta, chunk, head, H, upper, one, chunk_start, chunk_end, 1), 1)  # [16]
-    A11, P11 = diagonal_tile(q1, k1, G1, q, k, G, chunk, head, H, 0, chunk_start, chunk_end, C, K, OPERAND, PRECISION)
-    M1 = inverse_tile(A11, beta1, PRECISION)
-
-    k2 = load_tokens(k, chunk, head, H, lower, channels, chunk_start, chunk_end, K)
-    q2 = load_tokens(q, chunk, head, H, lower, channels, chunk_start, chunk_end, K) * scale
-    G2 = tl.load(block(G, chunk, head, H, lower, channels, C, K))
     beta2 = tl.sum(load_tokens(beta, chunk, head, H, lower, one, chunk_start, chunk_end, 1), 1)
-    A22, P22 = diagonal_tile(q2, k2, G2, q, k, G, chunk, head, H, TILE, chunk_start, chunk_end, C, K, OPERAND, PRECISION)
-    M2 = inverse_tile(A22, beta2, PRECISION)
-
-    origin = tl.load(block(G, chunk, head, H, one + TILE, channels, C, K))  # the lower tile's first row
-    columns = tl.trans(tl.exp(origin - G1) * k1)
-    A21 = dot(tl.exp(G2 - origin) * k2, columns, OPERAND, PRECISION)
-    P21 = dot(tl.exp(G2 - origin) * q2, columns, OPERAND, PRECISION)
+    M1, M2 = inverse_tile(A11, beta1, PRECISION), inverse_tile(A22, beta2, PRECISION)
     M21 = -dot(dot(M2, A21, tl.float32, PRECISION), M1, tl.float32, PRECISION)
 
-    nothing = tl.zeros((TILE, TILE), tl.float32)
     store_tiles(A, A11, nothing, A21, A22, chunk, head, H, C)
     store_tiles(P, P11, nothing, P21, P22, chunk, head, H, C)
     store_tiles(M, M1, nothing, M21, M2, chunk, head, H, C)
@@ -114,6 +117,6 @@ def tiles(q: Tensor, k: Tensor, beta: Tensor, G: Tensor, scale: float, chunks: C
     _, H, K = k.shape
     A, P, M = (torch.empty(len(chunks), H, CHUNK, CHUNK, dtype=numbers.stored, device=k.device) for _ in range(3))
     tiles_kernel[len(chunks), H](
-        q, k, beta, G, A, P, M, chunks.start, chunks.end, H, scale, CHUNK, K, numbers.operand, numbers.precision
+        q, k, beta, G, A, P, M, chunks.start, chunks.end, H, scale, CHUNK, K, 16, numbers.operand, numbers.precision, num_warps=2
     )
     return A, P, M
