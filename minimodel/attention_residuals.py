@@ -38,7 +38,7 @@ def attention_residual(
 
         return depth_read(sources, query, gain, eps)
     weights = depth_weights(sources, query, gain, eps)
-    return (weights.unsqueeze(-2) @ _wide(sources)).squeeze(-2).to(sources.dtype)
+    return (weights.unsqueeze(-1) * _wide(sources)).sum(-2).to(sources.dtype)  # a product of [1, N] and [N, D] a token would be slower
 
 
 def depth_weights(
@@ -51,7 +51,8 @@ def depth_weights(
 def depth_scores(sources: Tensor, query: Tensor, gain: Tensor, eps: float = 1e-5) -> Float[Tensor, "... N"]:
     """``query . (gain * RMSNorm(v_i))``; the norm is a scalar a source, so the product comes first."""
     wide = _wide(sources)
-    return (wide @ (gain * query).to(wide.dtype)) * torch.rsqrt(wide.square().mean(-1) + eps)
+    mean_square = torch.linalg.vecdot(wide, wide) / wide.shape[-1]
+    return (wide @ (gain * query).to(wide.dtype)) * torch.rsqrt(mean_square + eps)
 
 
 def two_phase_read(
