@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -73,42 +74,45 @@ def kda(
 
         o, S = kda_triton(q, k, v, g, beta, initial_state, scale=scale, cu_seqlens=cu_seqlens)
         return o, initial_state.copy_(S) if in_place else S
-    inputs = [q, k, v, g, beta]
-    if cu_seqlens is not None:
-        positions = _document_positions(cu_seqlens)
-        inputs = [_unpack(x[0], positions) for x in inputs]
     S = initial_state
     if S is None:
-        S = torch.zeros(inputs[0].shape[0], H, K, v.shape[-1], dtype=dtype, device=k.device)
+        documents = len(q) if cu_seqlens is None else len(cu_seqlens) - 1
+        S = torch.zeros(documents, H, K, v.shape[-1], dtype=dtype, device=k.device)
     S = S.to(dtype)
-    steps = inputs[0].shape[1]
-    if backend == "chunked" or (backend == "auto" and steps > 1):
-        o, S = kda_chunked(*inputs, S, scale=scale, chunk_size=chunk_size)
-    else:
+
+    def run(inputs: list[Tensor], S: Tensor) -> tuple[Tensor, Tensor]:
+        steps = inputs[0].shape[1]
+        if backend == "chunked" or (backend == "auto" and steps > 1):
+            return kda_chunked(*inputs, S, scale=scale, chunk_size=chunk_size)
         inputs = [x.to(dtype) for x in inputs]
         if steps == 1 and not recorded:
             S = S if in_place and S.is_contiguous() else S.clone(memory_format=torch.contiguous_format)
-            o = kda_step_(S, *inputs, scale)
-        else:
-            o, S, _ = kda_recurrent(inputs[0] * scale, *inputs[1:], S)
+            return kda_step_(S, *inputs, scale), S
+        return kda_recurrent(inputs[0] * scale, *inputs[1:], S)[:2]
+
+    o, S = run([q, k, v, g, beta], S) if cu_seqlens is None else _by_length(run, [q, k, v, g, beta], S, cu_seqlens)
     if in_place and S is not initial_state:
         S = initial_state.copy_(S)
-    if cu_seqlens is not None:
-        o = o[positions >= 0].unsqueeze(0)
     return o.to(q.dtype), S
 
 
-def _document_positions(cu_seqlens: Tensor) -> Tensor:
-    """[N, longest] index of each document's tokens in the packed row; -1 where a document has ended."""
+def _by_length(run: Callable, packed: list[Tensor], S: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """``run`` on the documents of a packed row. Those of like length, to a factor of two, are one padded batch: never twice the tokens."""
     lengths = cu_seqlens.diff()
-    steps = torch.arange(int(lengths.max()), device=cu_seqlens.device)
-    return torch.where(steps < lengths[:, None], cu_seqlens[:-1, None] + steps, -1)
-
-
-def _unpack(x: Tensor, positions: Tensor) -> Tensor:
-    """Packed [T, ...] to a zero-padded batch [N, longest, ...]. Zero rows do nothing: no decay, no write."""
-    there = (positions >= 0).view(*positions.shape, *([1] * (x.dim() - 1)))
-    return torch.where(there, x[positions.clamp_min(0)], 0.0)
+    sizes = torch.tensor([n.bit_length() for n in lengths.tolist()], device=lengths.device)
+    tokens, documents, outputs, states = [], [], [], []
+    for size in sizes.unique():
+        here = (sizes == size).nonzero().squeeze(1)
+        steps = torch.arange(int(lengths[here].max()), device=lengths.device)
+        there = steps < lengths[here, None]
+        positions = torch.where(there, cu_seqlens[here, None] + steps, 0)
+        # zero rows do nothing: no decay, no write
+        o, end = run([torch.where(there.view(*there.shape, *([1] * (x.dim() - 2))), x[0, positions], 0.0) for x in packed], S[here])
+        tokens.append(positions[there])
+        documents.append(here)
+        outputs.append(o[there])
+        states.append(end)
+    return torch.cat(outputs)[torch.cat(tokens).argsort()].unsqueeze(0), torch.cat(states)[torch.cat(documents).argsort()]
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> None:

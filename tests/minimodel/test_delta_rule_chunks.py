@@ -76,6 +76,27 @@ def test_results_keep_no_work_memory_alive():
         assert x.untyped_storage().nbytes() == x.nbytes
 
 
+def test_one_long_document_among_short_ones_costs_no_padding(monkeypatch):
+    """Documents are batched with those of like length: all batches together hold less than twice the tokens."""
+    shapes = []
+    real = chunked._ChunkedKDA.apply
+    monkeypatch.setattr(chunked._ChunkedKDA, "apply", lambda *x: shapes.append(x[0].shape[:2]) or real(*x))
+    lengths = [1, 100, 1, 2, 3, 7, 4, 100, 65, 1]
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    arguments = [x.requires_grad_() for x in inputs(T=sum(lengths))]
+    start = torch.randn(len(lengths), 1, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    o, S = kda(*arguments, initial_state=start, cu_seqlens=bounds, backend="chunked")
+    assert sum(b * t for b, t in shapes) < 2 * sum(lengths)
+    alone = [kda(*(x[:, a:b] for x in arguments), initial_state=start[n : n + 1], backend="recurrent")
+             for n, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))]  # fmt: skip
+    torch.testing.assert_close(o, torch.cat([x for x, _ in alone], 1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(S, torch.cat([x for _, x in alone]), rtol=0, atol=1e-12)
+    got = torch.autograd.grad(o.square().sum() + S.square().sum(), arguments)
+    wanted = torch.autograd.grad(sum(x.square().sum() + y.square().sum() for x, y in alone), arguments)
+    for a, e in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, e, rtol=0, atol=1e-11)
+
+
 # ---- float32 at the extremes, at every chunk size ----
 
 
