@@ -72,6 +72,14 @@ class K3:
     warmup = Fact(0.01, "share of steps", f"{K3_REPORT}, section 3.3")
     specialists = Fact(9, "experts", f"{K3_REPORT}, section 4.1 (3 domains x 3 efforts)")
     license = Fact("Kimi K3 License", "", "model card: neither MIT nor Apache 2.0")
+    balancing_example = Table(
+        ("E1", "E2", "E3", "E4"),
+        (
+            (32, 12, 5, 4), (16, 31, 7, 8), (14, 21, 5, 20), (32, 14, 7, 6),
+            (21, 12, 5, 20), (18, 31, 13, 4), (22, 10, 21, 2), (16, 8, 21, 12),
+        ),
+        "bar lengths", f"{K3_REPORT}, Figure 5 (8 tokens, 4 experts; lengths of the drawn bars, the report prints no numbers)",
+    )  # fmt: skip
     context_curriculum = Table(
         ("phase", "from", "to"), (("pre-training", 8192, 65536), ("cooldown", 262_144, 1_048_576)), "tokens", f"{K3_REPORT}, section 3"
     )
