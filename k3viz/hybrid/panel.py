@@ -20,7 +20,7 @@ def hybrid_panel(
     pattern: str = "KKKM",
     at: int = 4,
     part: str | None = None,
-    lens: str = "parameters",
+    lens: str = "compute",
     tokens: int = 131_072,
     config: K3Config | None = None,
     model: K3ForCausalLM | None = None,
