@@ -131,7 +131,8 @@ def test_figures_are_the_same_twice_and_small():
 
 @pytest.mark.parametrize("bad, said", [
     ({"block": 0}, "^block must be"), ({"block": 10**6}, "^block must be"), ({"block": 1.0}, "^block must be"),
-    ({"outlier": 0.5}, "^outlier"), ({"outlier": math.nan}, "^outlier"), ({"rule": "ceil"}, "^rule must be one of even, floor"), ({"alike": 1.5}, "^alike"),
+    ({"outlier": 0.5}, "^outlier"), ({"outlier": math.nan}, "^outlier"), ({"rule": "ceil"}, "^rule must be one of even, floor"),
+    ({"alike": 1.5}, "^alike"),
     ({"alike": True}, "^alike"), ({"steps": -1}, "^steps"), ({"steps": 1.5}, "^steps"), ({"weights": OWN}, "^weights and model"),
     ({"model": K3ForCausalLM(K3Config.meeting().replace(first_k_dense_replace=4))}, "^model has no routed experts"),
     ({"model": K3ForCausalLM(K3Config.meeting().replace(moe_intermediate_size=40))}, "^model: experts of width 40"),
