@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import gpu, peers, report, store
+from benchmarks.samples import ContestantFailed
 from benchmarks.sections import SECTIONS, Bench
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,7 +72,11 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.fresh:
         document, why = store.continued(path, document)
         say(why)
-    measure(document, path, {n: (lambda s=s: s(bench)) for n, s in available.items() if not options.only or n in options.only}, say)
+    try:
+        measure(document, path, {n: (lambda s=s: s(bench)) for n, s in available.items() if not options.only or n in options.only}, say)
+    except ContestantFailed as failure:
+        say(f"stopped, because our own part failed: {failure}\nFinished sections are kept; the same command goes on from there.")
+        return 1
     for table in report.tables(document):
         if table.title in (report.TARGETS, report.MISSING):
             say(report.as_text(table))

@@ -5,7 +5,7 @@ q, k, v are bfloat16; g, beta and the state float32. Times are taken with CUDA e
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 import torch
@@ -23,7 +23,11 @@ class OnGpu:
         self.library = f"fla-core {version('fla-core')}" if variant == "fla" else "minimodel"
 
     def describe(self) -> dict:
-        return {"version": f"{self.library}, torch {torch.__version__}, triton {version('triton')}", "gpu": torch.cuda.get_device_name()}
+        try:
+            triton = f"triton {version('triton')}"
+        except PackageNotFoundError:
+            triton = "no triton"
+        return {"version": f"{self.library}, torch {torch.__version__}, {triton}", "gpu": torch.cuda.get_device_name()}
 
     def prepare(self, T: int, B: int, H: int, K: int, seed: int) -> None:
         self.inputs = {name: torch.from_numpy(x).cuda() for name, x in operator_inputs(Shape(T, B, H, K), seed=seed).items()}

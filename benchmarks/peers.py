@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,11 +67,13 @@ def install(requirements: set[str], *, say: Callable[[str], None] = print) -> di
             continue
         say(f"installing {name}: {', '.join(line for line in text.splitlines() if line and not line.startswith('#'))}")
         pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "-r", str(FOLDER / name)]
+        start = time.perf_counter()
         done = subprocess.run(pip, capture_output=True, text=True)
         if done.returncode:
             missing[name] = why_pip_failed(done.stderr)
             say(f"   not installed: {missing[name]}")
             continue
+        say(f"   done in {time.perf_counter() - start:.0f} s")
         part = stamp.with_suffix(".part")
         part.write_text(json.dumps({"state": state}))
         part.replace(stamp)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.targets import Target, targets
+from benchmarks.targets import OURS, Target, targets
 from minimodel.formats import format_bytes, format_count, format_probability
 
 BEGIN, END = "<!-- results of {kind}: written by the benchmark, do not edit -->", "<!-- end of the results of {kind} -->"
@@ -55,7 +55,7 @@ def _comparison(title: str, column: str, label: Callable[[dict], str], *, with_l
         rows = []
         for value in dict.fromkeys(row[column] for row in section["rows"]):
             of_it = [row for row in section["rows"] if row[column] == value]
-            ours = next((row for row in of_it if row["who"].startswith("minimodel")), None)
+            ours = next((row for row in of_it if row["who"] == OURS), None)
             for row in sorted(of_it, key=lambda row: row["best_ms"]):
                 share = _share(row) if with_limit else ""
                 rows.append((label(row), row["who"], *_times(row), share, _ratio(row, ours), row["wrong"] or ""))
@@ -120,7 +120,7 @@ def _fresh(section: dict) -> list[Table]:
 
 
 def _context(section: dict) -> list[Table]:
-    rows = [(format_count(row["context"]), *_times(row)) for row in section["rows"]]
+    rows = [(f"{row['context']:,}", *_times(row)) for row in section["rows"]]
     return [Table("A decode step of ours after a context that was really read", ("tokens read", "best ms", "median ms"), rows)]
 
 
