@@ -122,7 +122,9 @@ class _DepthRead(torch.autograd.Function):
         dv, dw = torch.empty_like(v), w.new_empty(groups, D)
         with torch.cuda.device_of(v):
             read_weights_backward_kernel[tokens,](v, w, dh, p, along_w, along_v, N, D, ctx.eps, NP, BD)
-            read_sources_backward_kernel[groups, triton.cdiv(D, BD)](v, w, dh, p, along_w, along_v, dv, dw, tokens, N, D, NP, BD, GROUP)
+            read_sources_backward_kernel[groups, triton.cdiv(D, BD)](
+                v, w, dh, p, along_w, along_v, dv, dw, tokens, N, D, NP, BD, GROUP, num_warps=8
+            )
         return dv, dw.sum(0), None
 
 

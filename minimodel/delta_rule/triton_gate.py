@@ -88,7 +88,9 @@ def cumulative_decay(f: Tensor, gate: Gate | None, chunks: Chunks) -> Tensor:
     G = torch.empty(len(chunks), H, CHUNK, K, dtype=torch.float32, device=f.device)
     parameters = (f, f, 0.0) if gate is None else (gate.A_log, gate.dt_bias, gate.lower_bound or 0.0)
     kind = "given" if gate is None else gate.kind
-    cumulative_decay_kernel[len(chunks), H](f, *parameters[:2], G, chunks.start, chunks.end, H, parameters[2], CHUNK, K, kind)
+    cumulative_decay_kernel[len(chunks), H](
+        f, *parameters[:2], G, chunks.start, chunks.end, H, parameters[2], CHUNK, K, kind, num_warps=8
+    )
     return G
 
 
@@ -97,10 +99,13 @@ def cumulative_decay_backward(f: Tensor, gate: Gate | None, dG: Tensor, chunks: 
     _, H, K = f.shape
     df = torch.empty_like(f)
     if gate is None:
-        cumulative_decay_backward_kernel[len(chunks), H](f, f, f, dG, df, df, df, chunks.start, chunks.end, H, 0.0, CHUNK, K, "given")
+        cumulative_decay_backward_kernel[len(chunks), H](
+            f, f, f, dG, df, df, df, chunks.start, chunks.end, H, 0.0, CHUNK, K, "given", num_warps=8
+        )
         return df, None, None
     dA_log, ddt_bias = dG.new_empty(len(chunks), H), dG.new_empty(len(chunks), H, K)
     cumulative_decay_backward_kernel[len(chunks), H](
-        f, gate.A_log, gate.dt_bias, dG, df, dA_log, ddt_bias, chunks.start, chunks.end, H, gate.lower_bound or 0.0, CHUNK, K, gate.kind
-    )
+        f, gate.A_log, gate.dt_bias, dG, df, dA_log, ddt_bias, chunks.start, chunks.end, H, gate.lower_bound or 0.0, CHUNK, K, gate.kind,
+        num_warps=8,
+    )  # fmt: skip
     return df, dA_log.sum(0).to(gate.A_log.dtype), ddt_bias.sum(0).to(gate.dt_bias.dtype)
