@@ -17,8 +17,8 @@ pytest.importorskip("triton", reason="triton is not installed: pip install -e '.
 SHARED_MEMORY = {"sm_80": 166_912, "sm_90": 232_448, "sm_100": 232_448, "gfx942": 65_536}  # bytes
 KERNELS = {
     "cumulative_decay_kernel", "tiles_kernel", "prepare_kernel", "states_kernel", "outputs_kernel",
-    "states_backward_kernel", "writes_backward_kernel", "decay_backward_kernel", "tiles_backward_kernel", "cumulative_decay_backward_kernel",
-    "decode_kernel", "read_kernel", "read_weights_backward_kernel", "read_sources_backward_kernel",
+    "states_backward_kernel", "writes_backward_kernel", "decay_backward_kernel", "tiles_backward_kernel",
+    "cumulative_decay_backward_kernel", "decode_kernel", "read_kernel", "read_weights_backward_kernel", "read_sources_backward_kernel",
 }  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 
