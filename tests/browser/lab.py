@@ -87,6 +87,14 @@ class Lab:
         assert self.page.evaluate("window.ended") == "yes"
         self.page.wait_for_function("() => !document.querySelector('.jp-Notebook').innerText.includes('Loading widget')")
 
+    def restart(self):
+        """Restart the kernel, as Kernel > Restart Kernel does once it was confirmed, and wait until it can run cells again."""
+        self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+        self.page.wait_for_function("""() => {
+            const session = window.jupyterapp.shell.currentWidget.sessionContext;
+            return session.isReady && session.session.kernel.connectionStatus === 'connected' && session.session.kernel.status === 'idle';
+        }""")
+
     def outputs(self):
         """The notebook's outputs as JSON, one list per code cell."""
         return self.page.evaluate("""() => window.jupyterapp.shell.currentWidget.content.widgets

@@ -1,6 +1,6 @@
 """A panel on a page, as a person at the keyboard sees it: its controls, its picture, how long an answer takes, what can't be read.
 
-    view = PanelView(lab, lab.cell("decay_panel()"))
+    view = PanelView(lab.page, lab.cell("decay_panel()"))
     changed, milliseconds = view.press(view.controls()[0], "ArrowRight")
 
 Times are taken inside the page, from the key's own time stamp to the first frame that shows the answer: the model's run in the kernel,
@@ -48,11 +48,16 @@ UNREADABLE = """([root, smallest]) => {
 }"""
 
 
+def unreadable(page, area, *, smallest=10.5):
+    """Texts of the pictures in an area that are cut, smaller than this many px, or written over each other."""
+    return page.evaluate(UNREADABLE, [area.element_handle(), smallest])
+
+
 class PanelView:
     """One panel in an output area of a Lab."""
 
-    def __init__(self, lab, area):
-        self.page = lab.page
+    def __init__(self, page, area):
+        self.page = page
         self.root = area.locator(".k3viz-panel")
         self.root.wait_for()
         self.root.locator(".js-plotly-plot .main-svg").first.wait_for()
@@ -75,9 +80,8 @@ class PanelView:
         return problem.inner_text() if problem.is_visible() else ""
 
     def controls(self):
-        """The controls that can be used now, in reading order; of a group of boxes the first."""
-        boxes = ".k3viz-checks:visible label:first-of-type input"
-        return self.root.locator(f".k3viz-control:visible :is(input[type=range], select, input[type=text]), {boxes}").all()
+        """All controls in reading order, those hidden just now too (each choice may hide or show others); of a group of boxes the first."""
+        return self.root.locator(".k3viz-control :is(input, select), .k3viz-checks label:first-of-type input").all()
 
     def values(self):
         """What all controls say, hidden ones too, by label."""
@@ -91,7 +95,3 @@ class PanelView:
         control.press(key)
         self.page.wait_for_function("([root, count]) => root.paints.length > count", arg=[self.root.element_handle(), count])
         return self.shown() != before, self.root.evaluate("root => root.paints.at(-1)")
-
-    def unreadable(self, *, smallest=10.5):
-        """Texts of the picture that are cut, smaller than this many px, or overlap."""
-        return self.page.evaluate(UNREADABLE, [self.root.element_handle(), smallest])
