@@ -33,7 +33,7 @@ from minimodel.delta_rule.tiles import (
 )
 from minimodel.delta_rule.triangular import unit_lower_inverse
 
-SEGMENT = 2**17  # numbers in one of a segment's buffers, 512 kB in float32: enough work for a call, not too much for the cache
+SEGMENT = 2**18  # numbers in one of a segment's buffers, 1 MB in float32: enough work for a call, not too much for the cache
 
 
 def kda_chunked(
@@ -54,7 +54,7 @@ def kda_chunked(
 class _ChunkedKDA(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, g, beta, S, scale, chunk_size):
-        cut, new = _Cut(k, v, chunk_size), Buffers(S)
+        cut, new = _Cut(k, v, S.dtype, chunk_size), Buffers(S)
         N, C, K, V = cut.N, cut.C, k.shape[-1], v.shape[-1]
         kept = any(ctx.needs_input_grad)
         if kept:
@@ -66,9 +66,10 @@ class _ChunkedKDA(torch.autograd.Function):
             S_ = states[segment.start : segment.stop + 1] if kept else new("states", n + 1, N, K, V)
             S_[0] = S
             _bmm(c.inverse, cut.take(v, segment, new, "v"), E)
-            for i in range(n):
-                E[i].baddbmm_(c.W[i], S_[i], alpha=-1)
-                torch.mul(c.keep[i], S_[i], out=S_[i + 1]).baddbmm_(c.writes[i].mT, E[i])
+            each = (x.unbind(0) for x in (c.W, c.keep, c.writes.mT, E, S_[:-1], S_[1:]))  # views made at once: a loop of indexing is slow
+            for W, keep, writes, error, before, after in zip(*each, strict=True):
+                error.baddbmm_(W, before, alpha=-1)
+                torch.mul(keep, before, out=after).baddbmm_(writes, error)
             S = S_[n]
             O = _bmm(c.Q_in, S_[:n], new("O", n, N, C, V))
             O.flatten(0, 1).baddbmm_(c.own_reads.flatten(0, 1), E.flatten(0, 1))
@@ -84,7 +85,7 @@ class _ChunkedKDA(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph: the caller wants to differentiate this backward pass too
             return *_differentiable_backward(inputs, ctx.scale, do, dS), None, None
         q, k, v, g, beta, state = inputs
-        cut, new = _Cut(k, v, ctx.chunk_size), Buffers(states)
+        cut, new = _Cut(k, v, states.dtype, ctx.chunk_size), Buffers(states)
         N, C, R, K, V = cut.N, cut.C, cut.R, k.shape[-1], v.shape[-1]
         dq, dk, dv, dg, dbeta = (torch.empty_like(x) for x in (q, k, v, g, beta))
         dS = dS.reshape(N, K, V)
@@ -95,9 +96,10 @@ class _ChunkedKDA(torch.autograd.Function):
             dS_[n] = dS  # first: it may lie at the same buffer's start
             _bmm(c.own_reads.mT, dO, dE)
             _bmm(c.Q_in.mT, dO, dS_[:n])
-            for i in reversed(range(n)):
-                dE[i].baddbmm_(c.writes[i], dS_[i + 1])
-                dS_[i].addcmul_(c.keep[i], dS_[i + 1]).baddbmm_(c.W[i].mT, dE[i], alpha=-1)
+            each = (reversed(x.unbind(0)) for x in (c.W.mT, c.keep, c.writes, dE, dS_[:-1], dS_[1:]))
+            for W, keep, writes, derror, before, after in zip(*each, strict=True):
+                derror.baddbmm_(writes, after)
+                before.addcmul_(keep, after).baddbmm_(W, derror, alpha=-1)
             dS, dS_after = dS_[0], dS_[1:]
             dY = _bmm(c.inverse.mT, dE, new("dY", n, N, C, V))  # Y = V - (exp(G) * K) S
             cut.put(dY, dv, segment)
@@ -107,11 +109,11 @@ class _ChunkedKDA(torch.autograd.Function):
             torch.neg(dY.view(n, N, R, TILE, V), out=dread[:, :, :, 0])
             dread[:, :, :, 1] = dO.view(n, N, R, TILE, V)
             dread = dread.view(n, N, 2 * C, V)
-            dAP = _bmm(dread, E.mT, new("dAP", n, N, 2 * C, C)).view(n, N, R, 2, TILE, C).masked_fill_(cut.above, 0.0)
+            dAP = _bmm(dread, E.mT, new("dAP", n, N, 2 * C, C)).view(n, N, R, 2, TILE, C)
             dcolumns = _bmm(E, dS_after.mT, new("dcolumns", n, N, C, K))
             AP = torch.stack([x.view(n, N, R, TILE, C) for x in (c.A, c.P)], 3)
             dbeta_ = AP.mul_(dAP).sum((2, 3, 4)) + (c.K_out * dcolumns).sum(-1)
-            dAP *= c.beta.view(n, N, 1, 1, 1, C)
+            dAP.mul_(cut.triangles).mul_(c.beta.view(n, N, 1, 1, 1, C))
             dcolumns *= c.beta
 
             # the three places where the whole chunk's decay scales q or k; all of S' is proportional to exp(G_C)
@@ -184,16 +186,16 @@ class _Cut:
     Padded tokens have k = 0, g = 0, beta = 0: they neither fade nor write.
     """
 
-    def __init__(self, k: Tensor, v: Tensor, chunk_size: int) -> None:
+    def __init__(self, k: Tensor, v: Tensor, dtype: torch.dtype, chunk_size: int) -> None:
         self.B, self.T, self.H, K = k.shape
         self.N = self.B * self.H
         self.R = min(chunk_size // TILE, -(-self.T // TILE))
         self.C = self.R * TILE
         self.chunks = -(-self.T // self.C)
         self.per_segment = max(1, SEGMENT // (self.N * self.C * max(K, v.shape[-1])))
-        token = torch.arange(self.C, device=k.device)
-        above = token.unsqueeze(-1) - token  # [C, C], row less column
-        self.above = torch.stack([(above <= 0).view(self.R, TILE, self.C), (above < 0).view(self.R, TILE, self.C)], 1)
+        ones = torch.ones(2, self.C, self.C, dtype=dtype, device=k.device)
+        ones[0].tril_(-1), ones[1].tril_()
+        self.triangles = ones.view(2, self.R, TILE, self.C).transpose(0, 1)  # of A and P, tile by tile
 
     def segments(self) -> list[range]:
         """Chunk numbers, a segment after the other."""

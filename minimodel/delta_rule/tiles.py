@@ -42,9 +42,10 @@ class Buffers:
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """An uninitialized tensor. Only ``shape[0]`` may change from use to use: the last segment is shorter."""
-        if name not in self._held or len(self._held[name]) < shape[0]:
-            self._held[name] = self._like.new_empty(shape)
-        return self._held[name][: shape[0]]
+        held = self._held.get(name)
+        if held is None or len(held) < shape[0]:
+            held = self._held[name] = self._like.new_empty(shape)
+        return held if len(held) == shape[0] else held[: shape[0]]
 
 
 class TileDecay(NamedTuple):
@@ -91,7 +92,7 @@ def decayed_products(
 ) -> tuple[Float[Tensor, "n N C C"], Float[Tensor, "n N C C"]]:
     """A (strictly lower triangular) and P (lower) of the module's docstring. ``rows`` and ``columns`` carry their tile's decay."""
     n, N, R, _, C = *k.shape[:3], TILE, k.shape[2] * TILE
-    A, P = (new(name, n, N, R, TILE, C).zero_() for name in ("A", "P"))
+    A, P = (new(name, n, N, C, C) for name in ("A", "P"))
     own = new("own", n, N, R, 2 * TILE, TILE)
     if decay.inside is None:
         _product(rows.flatten(3, 4), columns.mT, own)
@@ -99,15 +100,13 @@ def decayed_products(
         own.zero_()
         for down, up, block in _halves(decay.inside):
             own += (torch.stack([down * k, down * q], 3).flatten(3, 4) @ (up * k).mT).where(block, 0.0)
-    own.masked_fill_(_causal_pair(k.device).logical_not_(), 0.0)
     for r in range(R):
-        here = slice(r * TILE, (r + 1) * TILE)
-        A[:, :, r, :, here], P[:, :, r, :, here] = own[:, :, r, :TILE], own[:, :, r, TILE:]
+        start, stop = r * TILE, (r + 1) * TILE
+        A[:, :, start:stop, start:stop], P[:, :, start:stop, start:stop] = own[:, :, r].split(TILE, 2)
         if r:
             earlier = (columns[:, :, :r] * _across(decay, r)).flatten(2, 3)
-            block = rows[:, :, r].flatten(2, 3) @ earlier.mT
-            A[:, :, r, :, : here.start], P[:, :, r, :, : here.start] = block[:, :, :TILE], block[:, :, TILE:]
-    return A.view(n, N, C, C), P.view(n, N, C, C)
+            A[:, :, start:stop, :start], P[:, :, start:stop, :start] = (rows[:, :, r].flatten(2, 3) @ earlier.mT).split(TILE, 2)
+    return A.tril_(-1), P.tril_()  # above the diagonal own blocks may hold infinities, and other blocks nothing yet
 
 
 def decayed_products_backward(
@@ -170,12 +169,6 @@ def _halves(inside: Float[Tensor, "n N R 16 K"]) -> Iterator[tuple[Tensor, Tenso
         yield (inside - origin).clamp_max_(0.0).exp2_(), (origin - inside).clamp_max_(0.0).exp2_(), block.repeat(2, 1)
     one = torch.ones_like(inside)
     yield one, one, (i[:, None] == i).repeat(2, 1)
-
-
-def _causal_pair(device: torch.device) -> Bool[Tensor, "32 16"]:
-    """Where a tile's own block of A (strictly lower) and of P (lower) may be other than zero."""
-    ones = torch.ones(TILE, TILE, dtype=torch.bool, device=device)
-    return torch.cat([ones.tril(-1), ones.tril()])
 
 
 def _each_tile(matrix: Float[Tensor, "16 16"], x: Float[Tensor, "n N R 16 K"], out: Tensor) -> Float[Tensor, "n N R 16 K"]:
