@@ -282,27 +282,30 @@ class Panel(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **_options: Any) -> tuple[dict, dict]:
         """The live view, and for pages without a kernel the picture with its sentence as plotly JSON, and the sentence as text.
 
-        Where plotly's renderers include "png" (PLOTLY_RENDERER=plotly_mimetype+png, for those who publish notebooks), a still too.
+        With PLOTLY_RENDERER=plotly_mimetype+png in the environment (for those who publish notebooks) a still too.
         """
         data, metadata = super()._repr_mimebundle_()
-        figure = _with_title(self.figure, self.describe())
+        with self._lock:
+            light = self._computed(self._drawn, LIGHT).picture if self.dark else self._drawing.picture
+            stored = _with_title(light, self.describe())
         data["text/plain"] = self.describe()
-        data["application/vnd.plotly.v1+json"] = json.loads(figure.to_json())
-        if "png" in pio.renderers.default.split("+"):
-            data.update(pio.renderers["png"].to_mimebundle(figure.to_dict()))
+        data["application/vnd.plotly.v1+json"] = stored
+        # asked of the environment: plotly's own registry of renderers takes a second to import, and hardly anyone needs it
+        if "png" in os.environ.get("PLOTLY_RENDERER", "").split("+"):
+            data.update(pio.renderers["png"].to_mimebundle(stored))
         return data, metadata
 
 
-def _with_title(figure: go.Figure, sentence: str) -> go.Figure:
-    """The figure with the sentence above it, and room for that; a title of its own stays."""
-    if figure.layout.title.text:
-        return figure
+def _with_title(picture: dict[str, Any], sentence: str) -> dict[str, Any]:
+    """The picture with the sentence above it, and room for that; a title of its own stays."""
+    layout = picture["layout"]
+    if layout.get("title", {}).get("text"):
+        return picture
     lines = textwrap.wrap(sentence, 118)  # plotly's titles don't wrap by themselves
     room = 20 * len(lines) + 12
-    height = (figure.layout.height or 450) + room
-    top = figure.layout.margin.t if figure.layout.margin.t is not None else 100
+    height, margin = layout.get("height", 450) + room, layout.get("margin", {})
     title = {"text": "<br>".join(lines), "x": 0.01, "xanchor": "left", "y": 1 - 16 / height, "yanchor": "top", "font": {"size": 14}}
-    return figure.update_layout(title=title, height=height, margin_t=top + room)
+    return {**picture, "layout": {**layout, "title": title, "height": height, "margin": {**margin, "t": margin.get("t", 100) + room}}}
 
 
 def _plain(value: Any) -> Any:

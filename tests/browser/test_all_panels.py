@@ -59,6 +59,12 @@ def drive(view):
     return times, moved
 
 
+def press_once(view):
+    """Move a panel's first control and leave it there: whether something else is shown."""
+    control = view.controls()[0]
+    return view.press(control, keys_for(control)[0])[0]
+
+
 def test_every_panel_answers_the_keyboard(chromium, tmp_path):
     with open_lab(notebook_of(PANELS, tmp_path), chromium=chromium, width=1280) as lab:
         lab.run_all()
@@ -93,16 +99,13 @@ def test_six_panels_come_quickly_and_again_after_a_restart(chromium, tmp_path):
         for number, name in enumerate(SIX, 1):
             view = PanelView(lab.page, lab.output(number))
             first[name] = (view.values(), view.sentence())
-        view = PanelView(lab.page, lab.output(1))
-        times, moved = drive(view)
-        assert moved and view.values() != first[SIX[0]][0]
+        assert press_once(PanelView(lab.page, lab.output(1)))
         lab.restart()
         lab.run_all()
         for number, name in enumerate(SIX, 1):
             view = PanelView(lab.page, lab.output(number))
             assert (view.values(), view.sentence()) == first[name], name  # its arguments' values, not where it was left
-        times, moved = drive(PanelView(lab.page, lab.output(1)))
-        assert moved
+        assert press_once(PanelView(lab.page, lab.output(1)))
         assert (lab.errors(), lab.console, lab.external) == ([], [], [])
 
 
