@@ -31,7 +31,7 @@ class Process:
             env={**os.environ, **counts, **offline, **(environment or {})},
         )  # fmt: skip
 
-    def ask(self, do: str, *, patience: float = 120.0, **arguments: Any) -> Any:
+    def ask(self, do: str, *, patience: float = 240.0, **arguments: Any) -> Any:
         """The contestant's answer. Raises ContestantFailed with the reason when it has none within ``patience`` seconds."""
         try:
             self._process.stdin.write((json.dumps({"do": do, **arguments}) + "\n").encode())
