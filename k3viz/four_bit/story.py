@@ -76,8 +76,9 @@ class FourBitStory:
         largest = format_digits(float(np.abs(self.weights).max()))
         moved = int((self.trained[best] != self.rounded).sum())
         return (
-            f"Largest weight {largest}, so the shared scale is 2^{self.exponent} (byte {self.byte}): {zeros} of {len(self.weights)} "
-            f"weights round to 0, all but the largest are off by {format_probability(self.error)}. Rounding afterwards costs "
+            f"Largest weight {largest}, so the rule {self.rule!r} sets the shared scale to 2^{self.exponent} (byte {self.byte}): "
+            f"{zeros} of {len(self.weights)} weights round to 0, all but the largest are off by "
+            f"{format_probability(self.error)}. Rounding afterwards costs "
             f"{format_probability(self.losses[0])} of the output, {last} {plural('step', last)} of training in the grid "
             f"{format_probability(self.losses[best])}, with {moved} {plural('weight', moved)} not on the nearest grid value."
         ).replace("^-", "^−")
