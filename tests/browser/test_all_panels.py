@@ -146,3 +146,17 @@ def test_pages_draw_offline_and_can_be_read(chromium, tmp_path):
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     assert errors == []
     assert {name: texts for name, texts in found.items() if texts} == {}
+
+
+def test_the_check_of_texts_notices_each_kind_of_fault(chromium):
+    text = "<text x='{}' y='{}' font-size='{}'>{}</text>".format
+    drawn = text(20, 40, 13, "good") + text(20, 80, 13, "below") + text(24, 82, 13, "above")
+    drawn += text(20, 120, 6, "tiny") + text(380, 160, 13, "cut off")
+    picture = f"<svg width='400' height='200' overflow='visible'>{drawn}</svg>"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=FLAGS)
+        page = browser.new_page()
+        page.set_content(f"<div class='js-plotly-plot' style='width:400px;height:200px'>{picture}</div>")
+        found = unreadable(page, page.locator("body"))
+        browser.close()
+    assert sorted(found) == ["6 px: tiny", "cut at the edge: cut off", "overlap: below | above"]
