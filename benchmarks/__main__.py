@@ -77,6 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ContestantFailed as failure:
         say(f"stopped, because our own part failed: {failure}\nFinished sections are kept; the same command goes on from there.")
         return 1
+    except KeyboardInterrupt:
+        say("stopped. Finished sections are kept; the same command goes on from there.")
+        return 130
     for table in report.tables(document):
         if table.title in (report.TARGETS, report.MISSING):
             say(report.as_text(table))
