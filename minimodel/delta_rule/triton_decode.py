@@ -86,6 +86,6 @@ def decode_step(
     with torch.cuda.device_of(x):
         decode_kernel[V // BV, H, B](
             x.contiguous(), taps.contiguous(), tail.contiguous(), new_tail, f.contiguous(), gate.A_log, gate.dt_bias.contiguous(),
-            b.contiguous(), state, o, H, gate.lower_bound or 0.0, K**-0.5, K, V, BV, W, gate.kind,
+            b.contiguous(), state, o, H, gate.lower_bound or 0.0, K**-0.5, K, V, BV, W, gate.kind, num_warps=8,
         )  # fmt: skip
     return o, state, new_tail

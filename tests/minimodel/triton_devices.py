@@ -25,5 +25,5 @@ def quick_interpreter(monkeypatch):
 
 
 def tolerance(device, dtype=torch.float32):
-    """float32 products on a GPU are three TF32 products; bfloat16 keeps eight bits."""
-    return 2e-2 if dtype == torch.bfloat16 else 2e-6 if device == "cpu" else 1e-5
+    """Relative to the largest number: bfloat16 keeps eight bits; float32 products on a GPU are three TF32 products."""
+    return 2e-2 if dtype == torch.bfloat16 else 1e-5 if device == "cpu" else 3e-5
