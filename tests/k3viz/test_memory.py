@@ -35,7 +35,7 @@ def test_sharing_shrinking_forgetting_and_replacing():
     assert c["mha"].per_token == c["gqa"].per_token * config.num_attention_heads // config.num_key_value_groups
     assert c["mla"].per_token < c["gqa"].per_token
     assert c["kda"].per_token * config.num_hidden_layers == c["mla"].per_token  # one layer in four still grows
-    window = [b for t, b in zip(c["sliding_window"].tokens, c["sliding_window"].measured) if t >= STORY.window]
+    window = [b for t, b in zip(c["sliding_window"].tokens, c["sliding_window"].measured, strict=True) if t >= STORY.window]
     assert len(window) > 2 and len(set(window)) == 1
 
 
@@ -72,7 +72,8 @@ def test_break_even_is_where_the_hybrid_stops_being_larger():
 
 
 @pytest.mark.parametrize("bad, name", [
-    ({"kinds": ["rnn"]}, "kinds"), ({"kinds": "mha"}, "kinds"), ({"models": ["gpt"]}, "models"), ({"tokens": 0}, "tokens"), ({"tokens": 64.0}, "tokens"),
+    ({"kinds": ["rnn"]}, "kinds"), ({"kinds": "mha"}, "kinds"), ({"models": ["gpt"]}, "models"), ({"tokens": 0}, "tokens"),
+    ({"tokens": 64.0}, "tokens"),
     ({"context": 0}, "context"), ({"context": 1 << 30}, "context"), ({"dtype": "int4"}, "dtype"),
 ])
 def test_a_wrong_argument_is_named_in_one_sentence(bad, name):
@@ -136,7 +137,8 @@ def test_what_a_new_token_moves_is_counted_part_by_part(batch):
     paid = bill(config, context=4096, dtype="bfloat16", batch=batch, memory=80e9, weights="bfloat16")
     parts = parameter_budget(config).by_component
     untouched = (1 - config.num_experts_per_token / config.num_experts) ** batch
-    read = sum(count for name, count in parts.items() if name not in ("embedding", "routed_experts")) + parts["routed_experts"] * (1 - untouched)
+    read = sum(count for name, count in parts.items() if name not in ("embedding", "routed_experts"))
+    read += parts["routed_experts"] * (1 - untouched)
     cache = cache_bytes(config, 4096)
     assert paid.moved == pytest.approx(2 * read / batch + cache.total + cache.fixed, rel=1e-12)
 
@@ -189,7 +191,8 @@ def test_batch_memory_and_weights_change_the_bill():
     sentence, paid = panel.describe(), curve(panel.trace, "k3").bill
     assert curve(panel.trace, "own").bill == paid  # K3's own sizes, untouched
     panel.set({"batch": 5})
-    assert panel.trace.batch == 32 and curve(panel.trace, "k3").bill.moved < paid.moved and curve(panel.trace, "k3").bytes[-1] == 32 * paid.session
+    assert panel.trace.batch == 32 and curve(panel.trace, "k3").bill.moved < paid.moved
+    assert curve(panel.trace, "k3").bytes[-1] == 32 * paid.session
     panel.set({"memory": "640"})
     assert curve(panel.trace, "k3").bill.sessions == 0 and "hold 0 such sessions" in panel.describe() != sentence
     panel.set({"weights": "bfloat16"})
@@ -199,13 +202,15 @@ def test_batch_memory_and_weights_change_the_bill():
 def test_the_table_shows_the_bill():
     story = memory_story(models=("k3", "kimi_linear"), kinds=(), config=OWN)
     (table,) = [t for t in memory_figure(story=story).data if t.type == "table"]
-    columns = dict(zip((h[3:-4] for h in table.header["values"]), map(tuple, table.cells["values"])))
+    columns = dict(zip((h[3:-4] for h in table.header["values"]), map(tuple, table.cells["values"]), strict=True))
     assert columns["model"] == ("Kimi Linear 48B", "Kimi K3", "Yours")
     assert columns["moved per new token"] == tuple(format_bytes(c.bill.moved) for c in story.published)
     assert columns["sessions that fit"][1] == str(curve(story, "k3").bill.sessions)
 
 
-@pytest.mark.parametrize("bad, name", [({"batch": 0}, "batch"), ({"weights": "int2"}, "weights"), ({"memory": -1}, "memory"), ({"config": 3}, "config")])
+@pytest.mark.parametrize("bad, name", [
+    ({"batch": 0}, "batch"), ({"weights": "int2"}, "weights"), ({"memory": -1}, "memory"), ({"config": 3}, "config"),
+])
 def test_a_wrong_part_of_the_bill_is_named(bad, name):
     with pytest.raises(ValueError, match=f"^{name}"):
         memory_story(kinds=(), **bad)

@@ -77,7 +77,7 @@ def test_public_names_are_there_and_no_others():
     assert set(k3viz.__all__) <= set(dir(k3viz))
     assert all(callable(getattr(k3viz, name)) for name in k3viz.__all__)
     with pytest.raises(AttributeError, match="no attribute 'blackboard'"):
-        k3viz.blackboard
+        _ = k3viz.blackboard
 
 
 # ---- the panel class, with a small subject of its own ----
@@ -92,7 +92,8 @@ def draw(values, theme):
 
 
 def small_panel():
-    return Panel(name="A bar", controls=[Slider("height", "Height", 3, 0, 20, 1), Choice("color", "Color", "red", (("red", "red"),))], draw=draw)
+    controls = [Slider("height", "Height", 3, 0, 20, 1), Choice("color", "Color", "red", (("red", "red"),))]
+    return Panel(name="A bar", controls=controls, draw=draw)
 
 
 def ask(panel, **values):
