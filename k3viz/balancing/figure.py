@@ -10,12 +10,15 @@ import plotly.graph_objects as go
 
 from k3viz.balancing.race import BalancingRace
 from k3viz.balancing.race_figure import race_picture
-from k3viz.balancing.story import CUTOFFS, BalancingStory, balancing_story, format_amount
+from k3viz.balancing.story import BalancingStory, balancing_story, format_amount
 from k3viz.theme import LIGHT, ROLES, Theme, axis, layout, note
 
 LANES, SIDE = (0.0, 0.66), (0.74, 1.0)
 LOADS, MOVES = (0.56, 0.92), 0.4
 SHOWS = {"scores": "scores", "margins": "margins over the token's next best"}
+HEADINGS = {"scores": "Scores", "margins": "Margins over the next best"}
+CUT_BY = {"figure": "; dashed: cut-offs as in Figure 5", "rule": "; dashed: cut-offs by the rule", "none": "",
+          "hand": "; dashed: your cut-offs"}  # fmt: skip
 ROOM = 0.27  # of a lane, for the number at its right
 
 
@@ -34,7 +37,7 @@ def balancing_picture(story: BalancingStory, show: str, theme: Theme, *, title: 
     m, n = story.scores.shape
     lanes = _Lanes(story, show)
     notes = [
-        note(theme, f"<b>{SHOWS[show].capitalize()}</b>; dashed: cut-offs, {CUTOFFS[story.how]}", 0.0, 1.0, yshift=22),
+        note(theme, f"<b>{HEADINGS[show]}</b>{CUT_BY[story.how]}", 0.0, 1.0, yshift=22),
         note(theme, f"<b>Loads</b>, {format_amount(story.share)} each is even", SIDE[0] - 0.04, 1.0, yshift=22),
         note(theme, _legend(), SIDE[0] - 0.04, LOADS[1], yshift=12, size=12),
         note(theme, _moves(story), SIDE[0] - 0.04, MOVES, yanchor="top", size=12),

@@ -44,7 +44,7 @@ def race_picture(story: BalancingRace, theme: Theme, *, title: bool = True) -> d
         note(theme, "<b>Fullest expert over the even share</b>, step by step (0: even)", LEFT[0], 1.0, yshift=6),
         note(theme, f"<b>Tokens an expert</b>, step {story.step}", RIGHT[0] - 0.03, UPPER[1], yshift=30),
         note(theme, "favorites of the router on the left", RIGHT[0] - 0.03, UPPER[1], yshift=10, size=12),
-        note(theme, "<b>Scores moved</b> by balancing, mean", RIGHT[0] - 0.03, LOWER[1], yshift=8),
+        note(theme, "<b>Scores moved</b>, mean", RIGHT[0] - 0.03, LOWER[1], yshift=8),
         note(theme, f"{EXPERTS} experts, {story.top_k} a token; seeded router, not trained", LEFT[0], 0.0, yshift=-52, size=12),
         *_names(story, top, theme),
     ]
@@ -66,7 +66,7 @@ def race_picture(story: BalancingRace, theme: Theme, *, title: bool = True) -> d
         "xaxis2": axis(theme, domain=RIGHT, anchor="y2", range=[-0.5, EXPERTS - 0.5], showticklabels=False, showgrid=False, zeroline=False),
         "yaxis2": axis(theme, domain=UPPER, anchor="x2", range=[0, 1.1 * most], tickvals=[0, story.even, most],
                        ticktext=["0", f"even: {format_number(story.even).removesuffix('.00')}", str(most)]),
-        "xaxis3": axis(theme, domain=RIGHT, anchor="y3", range=[0, 2 * max(0.2, *moved)], nticks=4, zeroline=False),
+        "xaxis3": axis(theme, domain=RIGHT, anchor="y3", range=[0, 2.4 * max(0.2, *moved)], nticks=4, zeroline=False),
         "yaxis3": axis(theme, domain=LOWER, anchor="x3", range=[2.5, -0.5], showticklabels=False, ticks="", showgrid=False, zeroline=False),
     }  # fmt: skip
     return {"data": data, "layout": out}

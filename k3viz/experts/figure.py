@@ -35,7 +35,7 @@ def experts_picture(story: ExpertsStory, theme: Theme, *, title: bool = True) ->
         note(theme, f"<b>Words to experts</b>, layer {story.layer + 1}{shared}", FLOW[0], 1.0, yshift=14),
         note(theme, f"<b>Words each expert got</b>, {format_number(story.even)} would be even", FLOW[0], LOADS[1], yshift=6),
         note(theme, f"<b>Scores</b> at {story.tokens[story.token]!r}", SIDE[0] - 0.03, 1.0, yshift=14),
-        note(theme, "■ chosen, with its weight; ◆ score + bias:<br>it chooses, the bar weighs", SIDE[0] - 0.03, 1.0, yshift=-26, size=12),
+        note(theme, "■ chosen; ◆ score + bias chooses,<br>the bar alone weighs", SIDE[0] - 0.03, 1.0, yshift=-26, size=12),
     ]
     out = layout(theme, height=620 if title else 560, margin={"l": 44, "r": 24, "t": 104 if title else 40, "b": 30}, annotations=notes)
     if title:

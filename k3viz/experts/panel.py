@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from k3viz.experts.figure import experts_picture
-from k3viz.experts.scale import SKEWS, experts_at_scale
+from k3viz.experts.scale import SKEWS, TOKENS, experts_at_scale
 from k3viz.experts.scale_figure import scale_picture
 from k3viz.experts.story import TEXT, ExpertsRun, experts_story, read, tell
 from k3viz.panel import Choice, Drawing, Panel, Player, Slider, Text
@@ -54,6 +54,7 @@ def experts_panel(
         story = tell(now, run(text, trained, True), layer, token)
         return Drawing(story, experts_picture(story, theme, title=False), story.sentence, frame=token, labels=now.tokens, hidden=at_scale)
 
+    least = min(max(1, -(-2 * len(large.loads) // TOKENS)), large.top_k)  # below it some experts stay idle however even the load
     most = min(64, len(large.loads) - 1)
     controls = [
         Choice("view", "View", view, tuple(VIEWS.items())),
@@ -63,7 +64,7 @@ def experts_panel(
         Choice("shared", "Shared experts", "yes", (("yes", "on, as trained"), ("no", "off"))),
         Text("text", "The model reads", text),
         Slider("skew", "Favorites (spread, logits)", large.skew, 0, len(SKEWS) - 1, 1, labels=tuple(f"{s:g}" for s in SKEWS)),
-        Slider("top_k_large", "Experts a token", large.top_k, 1, max(most, large.top_k), 1),
+        Slider("top_k_large", "Experts a token", large.top_k, least, max(most, large.top_k), 1),
         Slider("latent", "Latent width", widths.index(large.latent), 0, len(widths) - 1, 1, labels=tuple(map(format_count, widths))),
         Slider("shared_large", "Shared experts (size)", large.shared, 0, max(4, large.shared), 1),
         Slider("ranks", "Ranks", ranks.index(large.ranks) if large.ranks in ranks else len(ranks) - 1, 0, len(ranks) - 1, 1,

@@ -50,7 +50,8 @@ def scale_picture(story: ExpertsAtScale, theme: Theme, *, title: bool = True) ->
     dead = int((story.loads == 0).sum())
     shares = f"dead {format_probability(story.dead[story.skew])}, entropy {format_probability(story.entropy[story.skew])} of its most"
     made = (f"Seeded router, not trained: {TOKENS} tokens, {format_count(E)} experts, {story.top_k} a token, {story.ranks} "
-            f"{plural('rank', story.ranks)}.<br>A whole model with {story.shared} shared {plural('expert', story.shared)} and a latent of "
+            f"{plural('rank', story.ranks)}, messages in bfloat16.<br>"
+            f"A whole model with {story.shared} shared {plural('expert', story.shared)} and a latent of "
             f"{format_count(story.latent)} has {format_count(story.total)} parameters, {format_count(story.active)} active.")  # fmt: skip
     notes = [
         note(theme, "<b>Tokens an expert</b>, fullest first", LEFT[0], 1.0, yshift=24),
@@ -58,15 +59,17 @@ def scale_picture(story: ExpertsAtScale, theme: Theme, *, title: bool = True) ->
         note(theme, "<b>Dead experts, hidden by entropy</b>", MIDDLE[0] - 0.03, 1.0, yshift=24),
         note(theme, shares, MIDDLE[0] - 0.03, 1.0, yshift=4, size=12),
         note(theme, "<b>Messages between ranks</b>", RIGHT[0] - 0.08, 1.0, yshift=24),
-        note(theme, f"{format_number(story.crossing)} a token, there and back, bfloat16", RIGHT[0] - 0.08, 1.0, yshift=4, size=12),
+        note(theme, f"{format_number(story.crossing)} a token, there and back", RIGHT[0] - 0.08, 1.0, yshift=4, size=12),
         note(theme, made, 0.0, 0.0, yshift=-90, size=12),
     ]
     if dead:
         notes.append({**note(theme, f"{format_count(dead)} dead:<br>the line ends", LEFT[1], 0.02, size=12), "xanchor": "right",
                       "align": "right"})  # fmt: skip
-    for name, share, color, up in (("dead experts", story.dead, ROLES["erase"], -30), ("router entropy", story.entropy, ROLES["decay"], 7)):
-        notes.append({**note(theme, f"<span style='color:{color}'>━</span> {name}", SKEWS[-1], share[-1], size=12, yshift=up),
-                      "xref": "x2", "yref": "y2", "xanchor": "right"})  # fmt: skip
+    named = {"xref": "x2", "yref": "y2", "size": 12}
+    dead_name, entropy_name = (f"<span style='color:{ROLES[role]}'>━</span> {name}"
+                               for role, name in (("erase", "dead experts"), ("decay", "router entropy")))  # fmt: skip
+    notes.append(note(theme, dead_name, SKEWS[1], story.dead[1], yanchor="top", xshift=8, **named))
+    notes.append(note(theme, entropy_name, SKEWS[-1], story.entropy[-1], xanchor="right", yshift=7, **named))
     mark = {"type": "line", "xref": "x2", "yref": "y2", "x0": chosen, "x1": chosen, "y0": 0, "y1": 1.15,
             "line": {"color": theme.line, "width": 1.5, "dash": "dot"}}  # fmt: skip
     flat = {"type": "line", "xref": "x", "yref": "y", "x0": 1, "x1": E, "y0": even, "y1": even,

@@ -39,7 +39,7 @@ def residuals_picture(story: ResidualsStory, theme: Theme, *, title: bool = True
     notes = [
         note(theme, f"<b>Weights</b> at {word!r}", LEARNED[0], UPPER[1], yshift=4),
         note(theme, "<b>Plain sum</b>: what it is made of", PLAIN[0], UPPER[1], yshift=4),
-        note(theme, f"<b>What {reader} adds up</b>", MIX[0] - 0.1, UPPER[1], yshift=4),
+        note(theme, "<b>What this reader adds up</b>", MIX[0] - 0.1, UPPER[1], yshift=4),
         note(theme, f"<b>The same query at every word</b>: weights of {reader}{_chosen(story)}", 0.0, LOWER[1], yshift=4),
         note(theme, legend, MIX[0] - 0.1, low, yshift=4),
     ]
@@ -55,18 +55,17 @@ def residuals_picture(story: ResidualsStory, theme: Theme, *, title: bool = True
         if partial:
             n = int((~np.isnan(weights[r])).sum()) - 1
             shapes.append({**dotted, "x0": n - 0.46, "x1": n + 0.46, "y0": r - 0.43, "y1": r + 0.43})
-    out = layout(theme, height=700 if title else 620, margin={"l": 150, "r": 40, "t": 104 if title else 10, "b": 66},
+    out = layout(theme, height=700 if title else 620, margin={"l": 156, "r": 40, "t": 104 if title else 10, "b": 66},
                  annotations=notes, shapes=shapes, barmode="group", bargap=0.25, bargroupgap=0.08)  # fmt: skip
     if title:
         text = "<br>".join(textwrap.wrap(story.sentence, 138))
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.985, "yanchor": "top", "font": {"size": 13}}
     short = [name.removeprefix("layers ").removeprefix("layer ").replace("embedding", "emb.") for name in story.sources]
-    sources = {"tickvals": list(range(N)), "ticktext": list(story.sources) if N < 4 else short, "tickangle": 0}
-    if N >= 4:
-        sources["title"] = {"text": "embedding and layers", "font": {"size": 12, "color": theme.muted}, "standoff": 4}
+    sources = {"tickvals": list(range(N)), "ticktext": short, "tickangle": 0,
+               "title": {"text": "embedding and layers", "font": {"size": 12, "color": theme.muted}, "standoff": 4}}  # fmt: skip
     rows = {"tickvals": list(range(R)), "range": [R - 0.5, -0.5]}
     bare = {"showgrid": False, "zeroline": False, "ticks": ""}
-    names = [_bold(name + _chosen(story), True) if i == story.reader else name for i, name in enumerate(story.readers)]
+    names = [_bold(name, i == story.reader) for i, name in enumerate(story.readers)]
     out |= {
         "xaxis": axis(theme, domain=LEARNED, anchor="y", range=[-0.5, N - 0.5], **sources, **bare),
         "yaxis": axis(theme, domain=UPPER, anchor="x", ticktext=names, **rows, **bare),
@@ -125,7 +124,7 @@ def _mix(story: ResidualsStory, theme: Theme) -> list[dict[str, Any]]:
 
 
 def _chosen(story: ResidualsStory) -> str:
-    return "" if story.asked is None else " (chosen)"
+    return "" if story.asked is None else ", query chosen"
 
 
 def _bold(text: str, yes: bool) -> str:
