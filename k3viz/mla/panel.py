@@ -47,22 +47,24 @@ def mla_panel(
             story = mla_story(slot=values["slot"], gate=values["gate"], recency=values["recency"])
         return replace(story, forms=count_forms(config, context, 1 << int(values["at_once"])))
 
-    shown = {"mode": None}
+    mode = BY_HAND if model is None else LEARNED
+    start = story_of({"mode": mode, "text": text, "slot": slot, "gate": gate, "recency": recency, "at_once": 0})
+    shown = {"mode": mode}
 
     def draw(values: dict[str, Any], theme: Theme) -> Drawing:
         story = story_of(values)
         if values["mode"] != shown["mode"]:  # other cards: read them to the end
             shown["mode"], values["position"] = values["mode"], len(story.tokens)
         position = min(values["position"], len(story.tokens) - 1)
-        labels = tuple(f"{i}. {token}" for i, token in enumerate(story.tokens, 1))
         sentence = f"{story.sentence_at(position)} {story.forms_sentence}"
         hidden = ("recency",) if story.learned else ("text",)
-        return Drawing(story, mla_picture(story, position, theme, title=False), sentence, frame=position, labels=labels, hidden=hidden)
+        picture = mla_picture(story, position, theme, title=False)
+        return Drawing(story, picture, sentence, frame=position, labels=story.tokens, hidden=hidden)
 
     at_once = tuple(format_count(1 << p) for p in range(MOST_AT_ONCE.bit_length()))
     controls = [
-        Player("position", "Reading", 10**6, ("",)),  # draw goes to the last token and writes the labels
-        Choice("mode", "Cards", BY_HAND if model is None else LEARNED, ((BY_HAND, "chosen by hand"), (LEARNED, "of the trained model"))),
+        Player("position", "Reading", len(start.tokens) - 1, start.tokens),
+        Choice("mode", "Cards", mode, ((BY_HAND, "chosen by hand"), (LEARNED, "of the trained model"))),
         Choice("slot", "Asked for", slot, tuple((row, f"the {row}") for row in ROWS)),
         Choice("gate", "Output gate", gate, tuple((g, "as computed" if g == "learned" else f"held {g}") for g in GATES)),
         Slider("recency", "Preference for later notes", recency, 0, 24, 1),

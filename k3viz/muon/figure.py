@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from typing import Any
 
@@ -14,9 +15,10 @@ from k3viz.theme import LIGHT, ROLES, Theme, axis, format_digits, layout, note
 LEFT, RIGHT = (0.0, 0.45), (0.55, 1.0)
 NARROW, BROAD = (0.0, 0.3), (0.38, 1.0)  # the two below
 UPPER, LOWER = (0.56, 0.93), (0.0, 0.33)
+KEYS = 0.405  # what the line styles mean, below the upper two
 STRONG, WEAK = "erase", "memory"  # head 1, and all others
 DASH = {STRONG: "solid", WEAK: "dot"}
-FLOOR = 1e-5  # singular values below this are drawn at the edge
+FLOOR = 1e-4  # singular values below this are drawn at the edge
 
 
 def muon_figure(*, story: MuonStory | None = None, step: int = MUON_STEPS, theme: Theme = LIGHT) -> go.Figure:
@@ -30,25 +32,26 @@ def muon_picture(story: MuonStory, step: int, theme: Theme, *, title: bool = Tru
     """{"data", "layout"} after ``step`` steps: the plain dict that both the figure and the live panel draw."""
     H, K, D = story.shape
     whole = story.whole_values[:, None, :]
+    left, numbers = _now(whole, step, "", theme)
+    right, more = _now(story.head_values, step, "2", theme)
     mine = [story.owned > 0.5, np.arange(H) == 0]
     data = [
         *_paths(whole[:, :, mine[0]], STRONG, "", "mostly head 1"), *_paths(whole[:, :, ~mine[0]], WEAK, "", "mostly others"),
         *_paths(story.head_values[:, ~mine[1]], WEAK, "2", "other heads"), *_paths(story.head_values[:, mine[1]], STRONG, "2", "head 1"),
-        _now(whole, step, "", theme), _now(story.head_values, step, "2", theme), *_bars(story, step, theme),
+        left, right, *_bars(story, step, theme),
     ]  # fmt: skip
     own, n = int(mine[0].sum()), len(story.owned)
     above = 0.008
     notes = [
         note(theme, f"<b>One matrix</b> {H * K} × {D}: its {n} singular values", LEFT[0], UPPER[1] + above),
         note(theme, f"<b>Head by head</b> {H} × ({K} × {D}): {story.head_values.shape[2]} each", RIGHT[0], UPPER[1] + above),
-        note(theme, f"{_key(STRONG)} mostly head 1: {own}   {_key(WEAK)} mostly other heads: {n - own}", LEFT[1] - 0.01,
-             UPPER[0] + 0.02, size=12, xanchor="right", bgcolor=theme.paper),
-        note(theme, f"{_key(STRONG)} head 1   {_key(WEAK)} other heads", RIGHT[1] - 0.01, UPPER[0] + 0.02, size=12, xanchor="right",
-             bgcolor=theme.paper),
+        note(theme, f"{_key(STRONG)} mostly head 1: {own}   {_key(WEAK)} mostly other heads: {n - own}", LEFT[0], KEYS, size=12),
+        note(theme, f"{_key(STRONG)} head 1   {_key(WEAK)} other heads", RIGHT[0], KEYS, size=12),
         note(theme, "<b>Gradient of each head</b>", NARROW[0], LOWER[1] + above),
-        note(theme, f"<b>Update of each head</b>, RMS ({SIZE} with all directions at 1)", BROAD[0], LOWER[1] + above),
+        note(theme, "<b>Update of each head</b>, RMS", BROAD[0], LOWER[1] + above),
         note(theme, f"<span style='color:{ROLES['additive']}'>▨</span> as one matrix   <span style='color:{ROLES[WEAK]}'>■</span> head by "
              "head", BROAD[1], LOWER[1] + above, size=12, xanchor="right"),
+        *numbers, *more,
     ]  # fmt: skip
     out = layout(theme, height=620, margin={"l": 64, "r": 20, "t": 96 if title else 30, "b": 50}, annotations=notes, barmode="group",
                  bargap=0.3, bargroupgap=0.08)  # fmt: skip
@@ -75,15 +78,20 @@ def _paths(values: np.ndarray, role: str, n: str, name: str) -> list[dict[str, A
     }]  # fmt: skip
 
 
-def _now(values: np.ndarray, step: int, n: str, theme: Theme) -> dict[str, Any]:
-    """The smallest and the largest value at the step on show, with their numbers."""
+def _now(values: np.ndarray, step: int, n: str, theme: Theme) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(markers, numbers) of the smallest and the largest value at the step on show."""
     low, high = float(values[step].min()), float(values[step].max())
-    return {
-        "type": "scatter", "mode": "markers+text", "xaxis": f"x{n}", "yaxis": f"y{n}", "x": [step, step], "y": [max(low, FLOOR), high],
-        "text": [f"{format_digits(low)} ", f"{format_digits(high)} "], "textposition": ["bottom right", "top right"], "cliponaxis": False,
-        "textfont": {"size": 12, "color": theme.ink}, "hoverinfo": "skip", "name": "smallest and largest",
-        "marker": {"color": theme.ink, "size": 8, "symbol": "diamond"},
+    y = [max(low, FLOOR), max(high, FLOOR)]
+    marks = {
+        "type": "scatter", "mode": "markers", "xaxis": f"x{n}", "yaxis": f"y{n}", "x": [step, step], "y": y, "cliponaxis": False,
+        "hoverinfo": "skip", "name": "smallest and largest", "marker": {"color": theme.ink, "size": 8, "symbol": "diamond"},
     }  # fmt: skip
+    numbers = [
+        note(theme, format_digits(value), step, math.log10(at), size=12, xref=f"x{n}", yref=f"y{n}", xshift=8, yshift=shift,
+             yanchor="middle", bgcolor=theme.paper, borderpad=1)
+        for value, at, shift in zip((low, high), y, (-6, 8), strict=True)
+    ]  # fmt: skip
+    return marks, numbers
 
 
 def _key(role: str) -> str:
@@ -121,8 +129,8 @@ def _axes(story: MuonStory, step: int, theme: Theme) -> dict[str, Any]:
     steps = {"range": [-0.4, STEPS + 0.9], "dtick": 1, "zeroline": False,
              "title": {"text": "Newton-Schulz step", "font": quiet, "standoff": 2}}  # fmt: skip
     low = min(1e-2, float(max(FLOOR, min(story.whole_values.min(), story.head_values.min()))))
-    ticks = [10.0**-p for p in range(5, -1, -1)]
-    values = {"type": "log", "range": [float(np.log10(0.45 * low)), 0.45], "tickvals": ticks, "ticktext": [f"{t:g}" for t in ticks]}
+    ticks = [10.0**-p for p in range(4, -1, -1)]
+    values = {"type": "log", "range": [math.log10(0.45 * low), 0.45], "tickvals": ticks, "ticktext": [f"{t:g}" for t in ticks]}
     out = {
         "xaxis": axis(theme, domain=LEFT, anchor="y", **steps), "yaxis": axis(theme, domain=UPPER, anchor="x", **values),
         "xaxis2": axis(theme, domain=RIGHT, anchor="y2", **steps), "yaxis2": axis(theme, domain=UPPER, anchor="x2", **values),

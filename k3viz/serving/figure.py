@@ -43,7 +43,7 @@ def serving_picture(story: ServingStory, turn: int, theme: Theme, *, title: bool
     lines, names = _lines(bill, turn, "2", LEFT, dollars, theme)
     waits, more = _lines(wait, turn, "3", RIGHT, lambda x: f"{format_number(x)} s", theme)
     notes = [
-        note(theme, "<b>Tokens of every turn</b>", 0, UPPER[1] + above),
+        note(theme, "<b>Tokens of every turn</b>, share resumed", 0, UPPER[1] + above),
         note(theme, f"{key} a million (published)   ◆ snapshot kept", 1, UPPER[1] + above, size=12, xanchor="right"),
         note(theme, "<b>The bill so far</b>", LEFT[0], LOWER[1] + above),
         note(theme, "<b>Time to the first token</b>", RIGHT[0], LOWER[1] + above),
@@ -62,7 +62,8 @@ def serving_picture(story: ServingStory, turn: int, theme: Theme, *, title: bool
 def _small_print() -> str:
     return (
         f"Hits: a tiny K3 with a real prefix cache, 1 of its tokens for {SCALE}, blocks of {BLOCK}. Times: a model of a chosen machine, "
-        f"at K3's size:<br>FLOPs of the tokens read / ({format_count(SPEED)} FLOP/s) + bytes resumed / ({format_bytes(COPY)}/s)."
+        f"at K3's size:<br>FLOPs of the tokens read / ({format_count(SPEED)} FLOP/s) + bytes resumed / ({format_bytes(COPY)}/s). "
+        f"Published for coding: more than {format_probability(Serving.coding_hit_rate.value)} of input resumed."
     )
 
 
@@ -141,7 +142,7 @@ def _axes(story: ServingStory, bill: dict[str, list[float]], wait: dict[str, lis
         "xaxis": axis(theme, anchor="y", **turns),
         "yaxis": axis(theme, domain=UPPER, range=[0, top], tickformat="~s", nticks=5),
         "xaxis2": axis(theme, domain=LEFT, anchor="y2", **turns),
-        "yaxis2": axis(theme, domain=LOWER, anchor="x2", range=reach["bill"], tickprefix="$", nticks=5),
+        "yaxis2": axis(theme, domain=LOWER, anchor="x2", range=reach["bill"], tickprefix="$", tickformat=".2f", nticks=5),
         "xaxis3": axis(theme, domain=RIGHT, anchor="y3", **turns),
         "yaxis3": axis(theme, domain=LOWER, anchor="x3", range=reach["wait"], ticksuffix=" s", nticks=5),
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from k3viz.panel import Choice, Drawing, Panel, Player, Slider
 from k3viz.serving.figure import serving_picture
-from k3viz.serving.story import BREAKS, MOST, SCALE, SNAPSHOTS, TURNS, serving_story
+from k3viz.serving.story import BREAKS, MOST, SCALE, SNAPSHOTS, TURNS, ServingStory, serving_story
 from k3viz.theme import Theme, format_count
 
 
@@ -30,17 +30,16 @@ def serving_panel(
             at=min(int(values["at"]), n), snapshots=values["snapshots"],
         )  # fmt: skip
         turn = min(values["turn"], n - 1)
-        labels = tuple(f"{format_count(t.prompt)} tokens sent" for t in story.turns)
         hidden = () if values["broken"] in ("edit", "summary") else ("at",)
         picture = serving_picture(story, turn, theme, title=False)
-        return Drawing(story, picture, story.sentence_at(turn), frame=turn, labels=labels, hidden=hidden)
+        return Drawing(story, picture, story.sentence_at(turn), frame=turn, labels=labels_of(story), hidden=hidden)
 
     def tokens(name: str, label: str, value: int) -> Slider:
         labels = tuple(format_count(x) for x in range(SCALE, MOST[name] + 1, SCALE))
         return Slider(name, label, value, SCALE, MOST[name], SCALE, labels=labels)
 
     controls = [
-        Player("turn", "Turn", turns - 1, ("",)),  # draw writes the labels
+        Player("turn", "Turn", turns - 1, labels_of(story)),
         Choice("broken", "What breaks the prefix", broken, tuple(BREAKS.items())),
         Slider("at", "at turn", story.at, 2, TURNS, 1),
         Choice("snapshots", "Snapshots", snapshots, tuple(SNAPSHOTS.items())),
@@ -50,3 +49,7 @@ def serving_panel(
         tokens("output", "Answer", output),
     ]  # fmt: skip
     return Panel(name="Serving: a session, its prefix cache and its bill", controls=controls, draw=draw)
+
+
+def labels_of(story: ServingStory) -> tuple[str, ...]:
+    return tuple(f"{format_count(t.prompt)} tokens sent" for t in story.turns)

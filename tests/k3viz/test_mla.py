@@ -108,7 +108,7 @@ def counted(config, read, tokens):
         with torch.no_grad():
             if read:
                 layer(x[:, :read], cache=rows)
-            with FlopCounterMode(display=False) as counter:
+            with record(layer), FlopCounterMode(display=False) as counter:  # watched, the layer multiplies without padding for a kernel
                 layer(x[:, read:], cache=rows)
     D, H = config.hidden_size, config.num_attention_heads
     down = config.kv_lora_rank + config.qk_rope_head_dim
@@ -164,6 +164,7 @@ def test_another_input_gives_another_figure(change):
 
 def test_the_panel_answers_to_its_controls(model):
     panel = mla_panel()
+    assert len(panel.controls[0]["labels"]) == len(panel.trace.tokens) and panel.values["position"] == 5
     assert "Thursday 0.99" in panel.describe() and panel.hidden == ["text"]
     panel.set({"slot": "room"})
     assert "Out comes 4B 1.00" in panel.describe()

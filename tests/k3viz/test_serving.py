@@ -126,6 +126,7 @@ def test_figures_are_the_same_twice_and_small():
 
 def test_the_panel_answers_to_its_controls():
     panel = serving_panel()
+    assert len(panel.controls[0]["labels"]) == 8 and panel.values["turn"] == 7
     assert panel.hidden == ["at"] and "from the cache" in panel.describe()
     bill = panel.trace.bill()
     panel.set({"broken": "edit", "at": 4})
