@@ -15,6 +15,7 @@ LEFT, RIGHT = (0.0, 0.41), (0.61, 1.0)  # reach and error
 TOP, BOTTOM = (0.56, 0.95), (0.0, 0.32)
 FAINT = -4  # log10 of the smallest entry that is drawn
 NAMED = 16  # up to so many words a chunk are named
+NAME = 0.24  # height of a limit's name, as a share of its axis
 SMALLEST = 1e-17  # where the error axis ends: float64's own rounding is about 1e-16
 HEADS = ("<b>L</b>: what a key meets of earlier keys", "<b>(I + L)<sup>−1</sup></b>: all erasures at once", "<b>A</b>: what a query reads")
 
@@ -94,16 +95,19 @@ def _reach(story: ChunksStory, show: int, theme: Theme, out: dict[str, Any]) -> 
          "line": {"color": ROLES["decay"], "width": 2}, "marker": {"size": 5, "color": ROLES["decay"]},
          "hovertemplate": "word %{x}: 1/Γ up to e^%{y:.1f}<extra></extra>"},
     ]  # fmt: skip
-    for formats in (("float16",), ("float32", "bfloat16"), ("float64",)):
-        limit = largest_exponent(formats[0])
+    named: list[float] = []  # limits with a name so far: the chosen format's first, others where there is room
+    for formats in sorted((("float16",), ("float32", "bfloat16"), ("float64",)), key=lambda formats: story.numbers not in formats):
+        limit, chosen = largest_exponent(formats[0]), story.numbers in formats
         if limit > top:
             continue
-        chosen = story.numbers in formats
         line = (ROLES["erase"], 3, "solid") if chosen else (theme.line, 1.5, "dash")
         data.append({
             "type": "scatter", "mode": "lines", "xaxis": "x4", "yaxis": "y4", "x": [0.5, T + 0.5], "y": [round(limit, 3)] * 2,
             "name": f"limit of {formats[0]}", "hoverinfo": "skip", "line": dict(zip(("color", "width", "dash"), line, strict=True)),
         })  # fmt: skip
+        if any(abs(limit - other) < NAME * top for other in named):
+            continue
+        named.append(limit)
         text = f"{'<br>'.join(formats)}<br>to e<sup>{power(limit)}</sup>"
         out["annotations"].append({
             "text": f"<b>{text}</b>" if chosen else text, "x": LEFT[1] + 0.006, "y": limit, "xref": "paper", "yref": "y4",

@@ -183,7 +183,7 @@ def _words(story: DecayStory, now: int, follow: int, theme: Theme) -> list[dict[
         note(theme, _minus("<br>".join(legend)), LEFT[1] - 0.005, TOP[1] - 0.004, size=12, xanchor="right", yanchor="top"),
         note(theme, chain, LEFT[0], MANY[1] + 0.05, size=12),
         note(theme, "<b>Telling an age from the fade</b>", RIGHT[0], TOP[1] + 0.01),
-        note(theme, bands, RIGHT[1] - 0.005, TOP[0] + 0.006, size=12, xanchor="right"),
+        note(theme, bands, RIGHT[1] - 0.005, TOP[0] + 0.006, size=12, xanchor="right", bgcolor=theme.paper),
         note(theme, f"<b>What is left of each word in each of {K} channels, a dial each</b> (facts in bold)", LEFT[0], MANY[1] + 0.004),
         note(theme, f"<b>The same with one dial for all</b>, half-life {one} tokens", LEFT[0], ONE[1] + 0.004),
         marker,

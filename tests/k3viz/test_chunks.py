@@ -149,6 +149,16 @@ def test_extremes_can_be_drawn(numbers, shift):
         assert len(chunks_figure(story=story, show=0).data) >= 7
 
 
+def test_limits_that_would_be_written_over_each_other_are_not_both_named():
+    def named(**change):
+        notes = chunks_figure(story=chunks_story(model=MODEL, **change)).layout.annotations
+        return [word for word in NUMBERS if any(word in note.text.replace("<b>", "").split("<br>")[:-1] for note in notes)]
+
+    assert named() == ["float16", "bfloat16", "float32"]
+    assert named(chunk=64, gate="softplus", shift=16.0) == ["bfloat16", "float32", "float64"]
+    assert named(chunk=64, gate="softplus", shift=16.0, numbers="float16") == ["float16", "float64"]
+
+
 # ---- wrong input ----
 
 @pytest.mark.parametrize("bad, said", [
