@@ -14,7 +14,7 @@ from minimodel.delta_rule.gates import bounded_log_decay, mamba_dt_bias, softplu
 from minimodel.delta_rule.recurrent import kda_recurrent, kda_step, kda_step_
 from minimodel.delta_rule.triton_available import use_triton
 
-__all__ = ["bounded_log_decay", "kda", "kda_recurrent", "kda_step", "mamba_dt_bias", "softplus_log_decay"]
+__all__ = ["bounded_log_decay", "kda", "kda_recurrent", "kda_step", "kda_step_", "mamba_dt_bias", "softplus_log_decay"]
 
 BACKENDS = ("auto", "recurrent", "chunked", "triton")
 
@@ -84,7 +84,7 @@ def kda(
         steps = inputs[0].shape[1]
         if backend == "chunked" or (backend == "auto" and steps > 1):
             return kda_chunked(*inputs, S, scale=scale, chunk_size=chunk_size)
-        inputs = [x.to(dtype) for x in inputs]
+        inputs = [x if x.dtype == dtype else x.to(dtype) for x in inputs]  # the test is cheaper than a call that does nothing
         if steps == 1 and not recorded:
             S = S if in_place and S.is_contiguous() else S.clone(memory_format=torch.contiguous_format)
             return kda_step_(S, *inputs, scale), S
@@ -117,11 +117,15 @@ def _by_length(run: Callable, packed: list[Tensor], S: Tensor, cu_seqlens: Tenso
 
 def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> None:
     named = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    for name, x in (named if state is None else {**named, "initial_state": state}).items():
+    if state is not None:
+        named["initial_state"] = state
+    for name, x in named.items():
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"{name} must be a floating-point tensor, got {got}")
-        if x.device != q.device:
+    device = q.device
+    for name, x in named.items():
+        if x.device != device:
             raise ValueError(f"{name} is on {x.device}, q on {q.device}: put all inputs on one device")
     if q.dim() != 4 or 0 in q.shape:
         raise ValueError(f"q must be [B, T, H, K] with B, T, H, K >= 1, got shape {tuple(q.shape)}")
