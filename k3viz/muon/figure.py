@@ -107,7 +107,8 @@ def _bars(story: MuonStory, step: int, theme: Theme) -> list[dict[str, Any]]:
     def bars(values: np.ndarray, n: str, name: str, color: Any, shape: str) -> dict[str, Any]:
         return {
             "type": "bar", "xaxis": f"x{n}", "yaxis": f"y{n}", "x": heads, "y": [float(f"{v:.4g}") for v in values], "name": name,
-            "text": [format_digits(v) for v in values], "textposition": "outside", "textfont": {"size": 11, "color": theme.ink},
+            "text": [format_digits(v, digits=1 if v < 0.1 else 2) for v in values], "textposition": "outside",
+            "textfont": {"size": 11, "color": theme.ink},
             "textangle": 0, "cliponaxis": False, "constraintext": "none", "hovertemplate": f"head %{{x}}, {name}: %{{text}}<extra></extra>",
             "marker": {"color": color, "pattern": {"shape": shape, "fgcolor": theme.paper, "fillmode": "overlay", "size": 6,
                                                    "fgopacity": 0.6}},

@@ -43,7 +43,7 @@ def serving_picture(story: ServingStory, turn: int, theme: Theme, *, title: bool
     lines, names = _lines(bill, turn, "2", LEFT, dollars, theme)
     waits, more = _lines(wait, turn, "3", RIGHT, lambda x: f"{format_number(x)} s", theme)
     notes = [
-        note(theme, "<b>Tokens of every turn</b>, share resumed", 0, UPPER[1] + above),
+        note(theme, "<b>Tokens</b>, share resumed", 0, UPPER[1] + above),
         note(theme, f"{key} a million (published)   ◆ snapshot kept", 1, UPPER[1] + above, size=12, xanchor="right"),
         note(theme, "<b>The bill so far</b>", LEFT[0], LOWER[1] + above),
         note(theme, "<b>Time to the first token</b>", RIGHT[0], LOWER[1] + above),
