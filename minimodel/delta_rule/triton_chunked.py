@@ -18,7 +18,6 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from minimodel.delta_rule.triton_chunk_backward import decay_backward, writes_backward
 from minimodel.delta_rule.triton_common import Chunks, Numbers
@@ -73,8 +72,9 @@ class _TritonKDA(torch.autograd.Function):
         return O, S_last
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dO, dS_last):
+        if torch.is_grad_enabled():  # create_graph: what follows would silently leave no graph
+            raise RuntimeError('backend "triton" can be differentiated once; for second derivatives ask for backend "chunked"')
         q, k, v, g, beta, S, A_log, dt_bias = ctx.saved_tensors
         lower_bound, scale, chunks, numbers = ctx.rest
         dO = dO.contiguous()

@@ -89,6 +89,6 @@ def states_backward(dO, P, W, q_in, k_out, G, dS_last: Tensor, chunks: Chunks, n
     BV = min(V, numbers.columns)
     states_backward_kernel[V // BV, H, documents](
         dO, P, W, q_in, k_out, G, dS_last, dX, dS, dS_first, chunks.start, chunks.end, chunks.first, H, CHUNK, K, V, BV,
-        numbers.operand, numbers.precision,
+        numbers.operand, numbers.precision, num_warps=8,
     )  # fmt: skip
     return dX, dS, dS_first

@@ -48,7 +48,8 @@ def resources(compiled):
     """(registers, bytes a thread keeps in memory because registers ran out, bytes of shared memory) of a compiled kernel."""
     if "amdgcn" in compiled.asm:
         count = {name: int(n) for name, n in re.findall(r"\.(\w+):\s+(\d+)\n", compiled.asm["amdgcn"])}
-        return count["vgpr_count"], 4 * (count["vgpr_spill_count"] + count["sgpr_spill_count"]), compiled.metadata.shared
+        # scratch memory; scalar registers that run out go to lanes of vector registers, not to memory
+        return count["vgpr_count"], max(count["private_segment_fixed_size"], 4 * count["vgpr_spill_count"]), compiled.metadata.shared
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(compiled.asm["cubin"])
