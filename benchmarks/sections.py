@@ -17,14 +17,13 @@ from benchmarks.peers import ONE_TOKEN, PEERS, PYTHON, PeerName
 from benchmarks.process import Process
 from benchmarks.reference import TOLERANCE, complaint, largest_error, load_results, reference
 from benchmarks.samples import ContestantFailed, Samples, summarize, take_turns
-from benchmarks.targets import OURS
+from benchmarks.targets import OURS, UNCHECKED
 from benchmarks.training import TOKENS
 
 PROBE = 1024  # the matrix product before and after every call
 GEMM = 2048  # the machine's large-GEMM rate
 GRADIENT_TOKENS = 256  # gradients are compared with float64 autograd of the recurrence at this length
 STARTING = 300.0  # seconds that importing a library may take on a busy machine
-UNCHECKED = "minimodel kda_step_, unchecked"
 
 
 @dataclass

@@ -9,6 +9,7 @@ from minimodel.formats import format_bytes, format_probability
 
 KDA_PEERS = ("fla", "transformers Kimi")
 TORCH_PEERS = (*KDA_PEERS, "transformers Gated")  # Gated DeltaNet has one decay a head: a cheaper rule, and a peer all the same
+UNCHECKED = "minimodel kda_step_, unchecked"
 OURS = "minimodel kda"
 
 
@@ -94,10 +95,11 @@ def _fresh(rows: list[dict]) -> list[Target]:
 
 
 def _decode(rows: list[dict], contexts: list[dict]) -> list[Target]:
-    ours, found = _ours(_at(rows, B=1)), []
-    if ours is not None:
-        us = 1e3 * ours["best_ms"]
-        found.append(Target("decode step, B = 1", "at most 50 us", f"{us:.3g} us", us <= 50))
+    one, found = _at(rows, B=1), []
+    for name, who in (("decode step, B = 1, as the layer calls it", UNCHECKED), ("the same through kda, which checks its inputs", OURS)):
+        for row in (row for row in one if row["who"] == who):
+            us = 1e3 * row["best_ms"]
+            found.append(Target(name, "at most 50 us", f"{us:.3g} us", us <= 50))
     if contexts and max(row["context"] for row in contexts) >= 1_000_000:
         times = [row["best_ms"] for row in contexts]
         spread = max(times) / min(times) - 1 if min(times) else math.inf

@@ -322,7 +322,7 @@ def full_document(tmp_path):
     ]
     fresh = [{"who": "minimodel kda", "call": "forward", "T": 8192, "first_ms": 90.0, "second_ms": 60.0, "extra_bytes": 2e8}]
     fresh += [{**fresh[0], "call": "forward_backward", "extra_bytes": 4e8}]
-    steps = [{**operator_row("minimodel kda", 0.04, 1), "B": 1}]
+    steps = [{**operator_row(who, 0.04, 1), "B": 1} for who in ("minimodel kda", "minimodel kda_step_, unchecked")]
     contexts = [{**steps[0], "context": n} for n in (1024, 1_048_576)]
     speeds = {("minimodel", 512): 600.0, ("plain", 512): 1000.0, ("minimodel", 8192): 900.0, ("plain", 8192): 700.0}
     training = [
@@ -343,7 +343,7 @@ def holds(document):
 
 def test_all_targets_are_computed_and_hold(tmp_path):
     found = holds(full_document(tmp_path))
-    assert len(found) == 14 and all(found.values())
+    assert len(found) == 15 and all(found.values())
 
 
 @pytest.mark.parametrize("section, who, change, target", [
@@ -354,7 +354,8 @@ def test_all_targets_are_computed_and_hold(tmp_path):
     ("forward_backward", "transformers", {"best_ms": 2900.0}, "best differentiable KDA"),
     ("fresh_process", "minimodel", {"first_ms": 2100.0}, "first call"),
     ("fresh_process", "minimodel", {"extra_bytes": 7e8}, "extra memory"),
-    ("decode", "minimodel", {"best_ms": 0.06}, "B = 1"),
+    ("decode", "minimodel kda_step_", {"best_ms": 0.06}, "B = 1"),
+    ("decode", "minimodel kda", {"best_ms": 0.06}, "checks its inputs"),
     ("training", "minimodel", {"tokens_per_second": 499.0}, "T = 512"),
 ])
 def test_each_target_can_fail(tmp_path, section, who, change, target):
