@@ -13,7 +13,7 @@ import torch
 from k3viz.decay.story import AGE, GATES, DecayStory, decay_story, half_life, log_decay, tokens_text
 from k3viz.theme import LIGHT, ROLES, Theme, axis, format_digits, format_number, layout, note, sequential
 
-LEFT, RIGHT = (0.0, 0.43), (0.57, 1.0)  # gate and clock across the figure
+LEFT, RIGHT = (0.0, 0.4), (0.6, 1.0)  # gate and clock across the figure
 TOP, MANY, ONE = (0.67, 0.955), (0.27, 0.51), (0.0, 0.215)  # and how high: gate and clock, the two maps
 ALPHAS = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)  # marks on the gate's right axis
 ROWS = 64  # of a map
@@ -40,7 +40,7 @@ def decay_picture(story: DecayStory, now: int, age: int, follow: int, theme: The
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
             raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
     now, row = now % T, follow - 1
-    out = layout(theme, height=760, margin={"l": 64, "r": 62, "t": 96 if title else 14, "b": 92}, barmode="overlay")
+    out = layout(theme, height=760, margin={"l": 74, "r": 62, "t": 96 if title else 14, "b": 92}, barmode="overlay")
     if title:
         text = story.sentence(now, age).replace(". A note", ".<br>A note").replace("; one", ";<br>one")
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.98, "yanchor": "top", "font": {"size": 13}}
@@ -85,7 +85,8 @@ def _gate(story: DecayStory, now: int, row: int, theme: Theme, out: dict[str, An
     decades = range(math.ceil(bottom), math.floor(top) + 1, max(1, math.ceil((top - bottom) / 7)))
     out["xaxis"] = axis(theme, domain=LEFT, anchor="y", range=[low, high], title=_small("dial z (projection + bias)", theme))
     out["yaxis"] = axis(theme, domain=TOP, anchor="x", type="log", range=[bottom, top], title=_small("half-life, tokens", theme),
-                        tickvals=[10.0**d for d in decades], ticktext=[format_digits(10.0**d, digits=1) for d in decades])  # fmt: skip
+                        tickvals=[10.0**d for d in decades],
+                        ticktext=[format_digits(10.0**d, digits=1) if d <= 3 else f"10<sup>{d}</sup>" for d in decades])  # fmt: skip
     marks = [(a, float(half_life(math.log(a)))) for a in ALPHAS]
     marks = _apart([(a, h) for a, h in marks if bottom <= math.log10(h) <= top], 0.09 * (top - bottom))
     out["yaxis3"] = axis(theme, overlaying="y", side="right", anchor="x", type="log", range=[bottom, top], showgrid=False,

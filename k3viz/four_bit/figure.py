@@ -109,7 +109,7 @@ def _training(story: FourBitStory, step: int, theme: Theme, out: dict[str, Any])
         f"<span style='color:{theme.line}'>━</span> every step: rounding flips to and fro"
     )
     out["annotations"] += [
-        note(theme, "<b>The same layer, trained in the grid</b>", RIGHT[0], 1.05),
+        note(theme, "<b>Trained in the grid</b>", RIGHT[0], 1.05),
         note(theme, legend, RIGHT[0] + 0.01, 0.985, size=12, yanchor="top", bgcolor=theme.paper),
     ]
     return data

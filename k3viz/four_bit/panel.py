@@ -39,7 +39,7 @@ def four_bit_panel(
         step = int(values["step"])
         return Drawing(story, four_bit_picture(story, step, theme, title=False), story.sentence(step))
 
-    times = tuple(f"× {format_digits(x)}" for x in OUTLIERS)
+    times = tuple(f"× {format_digits(x).removesuffix('.0')}" for x in OUTLIERS)
     controls = [
         Slider("outlier", "Largest weight made larger", 0, 0, len(OUTLIERS) - 1, 1, labels=times),
         Slider("alike", "Inputs alike", alike, 0.0, 1.0, 0.05),

@@ -23,7 +23,7 @@ from minimodel.pretrained import load_pretrained
 
 INPUTS, CAUSES, SEED = 256, 2, 0  # chosen: examples, common causes behind them, and where the random numbers start
 RATE = 0.05  # chosen: first step size, as a share of the largest stable one; it falls to zero
-STEPS, MOST_STEPS = 100, 1000
+STEPS, MOST_STEPS = 60, 1000
 ALIKE = 0.9  # chosen
 SHOWN = 7  # chosen: a block of which training moves several weights
 LARGEST_OUTLIER = 256.0
