@@ -6,7 +6,9 @@ leave its scores alone. The auxiliary loss has no bias: it pulls the scores them
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from minimodel import quantile_bias, route
 from minimodel.formats import format_number, plural
 from minimodel.routing import balance_loss, sign_bias
 
-EXPERTS, TOKENS, WIDTH, STEPS = 16, 512, 16, 40  # tokens of one optimizer step; all chosen
+EXPERTS, TOKENS, WIDTH, STEPS = 16, 384, 16, 40  # tokens of one optimizer step; all chosen
 LEARNING_RATE = 8.0  # of the auxiliary loss's gradient descent; chosen
 RULES = {"quantile": "Quantile Balancing", "sign": "sign rule", "loss": "auxiliary loss"}
 
@@ -94,11 +96,9 @@ def run_loss(top_k: int, skew: float, coefficient: float) -> RuleRun:
     directions, popularity = router(skew)
     weight, offset = directions.clone().requires_grad_(), popularity.clone().requires_grad_()
     none, loads, moved = torch.zeros(EXPERTS, dtype=torch.float64), [], []
-    for step in range(STEPS):
-        x = batch(step)
+    for step, wanted in enumerate(wanted_scores(skew)):
         with torch.enable_grad():
-            wanted = torch.sigmoid(x @ directions + popularity)
-            scores = torch.sigmoid(x @ weight + offset)
+            scores = torch.sigmoid(batch(step) @ weight + offset)
             indices = route(scores.detach(), none, top_k)[1]
             loss = (scores - wanted).square().mean() + coefficient * balance_loss(scores, indices)
             gradients = torch.autograd.grad(loss, (weight, offset))
@@ -117,16 +117,22 @@ def router(skew: float) -> tuple[Tensor, Tensor]:
     return directions, skew * torch.randn(EXPERTS, dtype=torch.float64, generator=generator)
 
 
+@lru_cache(maxsize=STEPS)
 def batch(step: int) -> Tensor:
     """The tokens of one step [tokens, width], the same for every rule."""
     return torch.randn(TOKENS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1000 + step))
 
 
-def _run_bias(rule: str, top_k: int, skew: float, update) -> RuleRun:
+@lru_cache(maxsize=4)
+def wanted_scores(skew: float) -> tuple[Tensor, ...]:
+    """The seeded router's scores [tokens, E] at every step: what the task wants, and what the bias rules leave alone."""
     directions, popularity = router(skew)
+    return tuple(torch.sigmoid(batch(step) @ directions + popularity) for step in range(STEPS))
+
+
+def _run_bias(rule: str, top_k: int, skew: float, update: Callable[[Tensor, Tensor, Tensor], Tensor]) -> RuleRun:
     bias, loads = torch.zeros(EXPERTS, dtype=torch.float64), []
-    for step in range(STEPS):
-        scores = torch.sigmoid(batch(step) @ directions + popularity)
+    for scores in wanted_scores(skew):
         indices = route(scores, bias, top_k)[1]
         loads.append(torch.bincount(indices.flatten(), minlength=EXPERTS))
         bias = update(scores, loads[-1], bias)

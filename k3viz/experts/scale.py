@@ -92,14 +92,15 @@ def experts_at_scale(
                                    ("skew", skew, 0, len(SKEWS) - 1)):  # fmt: skip
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
-    loads = [_loads(E, top_k, s, False) for s in SKEWS]
+    chosen = [_ranked(E, s)[:, :top_k] for s in SKEWS]
+    loads = [_loads(indices, E) for indices in chosen]
     budget = parameter_budget(
         config.replace(num_experts_per_token=top_k, num_shared_experts=shared, routed_expert_hidden_size=None if latent == D else latent)
     )
     return ExpertsAtScale(
-        loads=loads[skew], balanced=_loads(E, top_k, SKEWS[skew], True), skew=skew, dead=tuple(float((x == 0).mean()) for x in loads),
+        loads=loads[skew], balanced=_balanced(E, top_k, SKEWS[skew]), skew=skew, dead=tuple(float((x == 0).mean()) for x in loads),
         entropy=tuple(_entropy(E, s) for s in SKEWS), top_k=top_k, shared=shared, ranks=ranks,
-        crossing=_crossing(_chosen(E, top_k, SKEWS[skew], False), E, ranks), latent=latent, hidden=D, total=budget.total,
+        crossing=_crossing(chosen[skew], E, ranks), latent=latent, hidden=D, total=budget.total,
         active=budget.active,
     )  # fmt: skip
 
@@ -120,16 +121,22 @@ def _entropy(E: int, skew: float) -> float:
     return float(-(p * p.log()).sum(-1).mean() / np.log(E))
 
 
-@lru_cache(maxsize=256)
-def _loads(E: int, top_k: int, skew: float, balanced: bool) -> np.ndarray:
-    return np.bincount(_chosen(E, top_k, skew, balanced).ravel(), minlength=E)
+@lru_cache(maxsize=2 * len(SKEWS))
+def _ranked(E: int, skew: float) -> np.ndarray:
+    """Each token's experts [tokens, E - 1], best first: without a bias, any top-k is the start of this row."""
+    return route(seeded_scores(E, skew), torch.zeros(E, dtype=torch.float64), E - 1)[1].numpy()
 
 
-def _chosen(E: int, top_k: int, skew: float, balanced: bool) -> np.ndarray:
-    """Experts chosen [tokens, k] without a bias, or with the one that Quantile Balancing sets from that."""
-    scores, bias = seeded_scores(E, skew), torch.zeros(E, dtype=torch.float64)
-    bias = quantile_bias(scores, bias, top_k) if balanced else bias
-    return route(scores, bias, top_k)[1].numpy()
+@lru_cache(maxsize=64)
+def _balanced(E: int, top_k: int, skew: float) -> np.ndarray:
+    """Loads with the bias that one step of Quantile Balancing sets."""
+    scores = seeded_scores(E, skew)
+    bias = quantile_bias(scores, torch.zeros(E, dtype=torch.float64), top_k)
+    return _loads(route(scores, bias, top_k)[1].numpy(), E)
+
+
+def _loads(indices: np.ndarray, E: int) -> np.ndarray:
+    return np.bincount(indices.ravel(), minlength=E)
 
 
 def _crossing(indices: np.ndarray, E: int, ranks: int) -> float:

@@ -82,7 +82,8 @@ def residuals_panel(
         Choice("block", "Block size", str(first.block), tuple((str(b), _block_label(b, trained)) for b in blocks)),
         Choice("query", "This reader's pseudo-query", query, tuple(QUERIES.items())),
         Slider("length", "Query length, ×", 1.0, 0.0, 2.0, 0.1),
-        *[Slider(f"asked_{i}", f"Asked of source {i + 1}", share, NEXT_TO_NOTHING, 1.0, 0.01) for i, share in enumerate(wishes)],
+        *[Slider(f"asked_{i}", f"Asked of block {i}" if i else "Asked of the embedding", share, NEXT_TO_NOTHING, 1.0, 0.01)
+          for i, share in enumerate(wishes)],
         Text("text", "The model reads", text),
     ]  # fmt: skip
     return Panel(name="Attention Residuals: who reads which depth", controls=controls, draw=draw)

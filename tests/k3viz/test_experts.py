@@ -7,7 +7,7 @@ from k3viz import experts_figure, experts_panel, experts_story
 from k3viz.experts.scale import SKEWS, TOKENS, experts_at_scale, seeded_scores
 from k3viz.experts.story import TEXT
 from k3viz.theme import DARK
-from minimodel import K3Config, K3ForCausalLM, parameter_budget, record
+from minimodel import K3Config, K3ForCausalLM, parameter_budget, quantile_bias, record, route
 from minimodel.pretrained import load_pretrained
 from minimodel.tasks import meeting
 
@@ -84,6 +84,15 @@ def test_loads_and_dead_experts_by_brute_force():
     assert SCALE.crossing == pytest.approx(crossing / TOKENS)
     p = scores / scores.sum(1, keepdims=True)
     assert SCALE.entropy[SCALE.skew] == pytest.approx(float(-(p * np.log(p)).sum(1).mean() / np.log(896)))
+
+
+@pytest.mark.parametrize("top_k", [1, 8, 40])
+def test_loads_are_those_of_minimodels_router(top_k):
+    scores, none = seeded_scores(896, SKEWS[2]), torch.zeros(896, dtype=torch.float64)
+    story = experts_at_scale(top_k=top_k, skew=2)
+    assert story.loads.tolist() == torch.bincount(route(scores, none, top_k)[1].flatten(), minlength=896).tolist()
+    bias = quantile_bias(scores, none, top_k)
+    assert story.balanced.tolist() == torch.bincount(route(scores, bias, top_k)[1].flatten(), minlength=896).tolist()
 
 
 def test_entropy_hides_dead_experts_and_one_balancing_step_wakes_them():
