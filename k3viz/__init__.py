@@ -8,7 +8,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_SUBJECTS = ("balancing", "chunks", "decay", "experts", "four_bit", "hybrid", "memory", "mla", "muon", "residuals", "serving", "whiteboard")
+_SUBJECTS = (
+    "balancing", "chunks", "decay", "experts", "four_bit", "hybrid", "memory", "mla", "muon", "residuals", "serving", "toolbox",
+    "whiteboard",
+)
 _HOMES = {f"{subject}_{part}": f"k3viz.{subject}.{part}" for subject in _SUBJECTS for part in ("story", "figure", "panel")}
 _HOMES |= {f"{name}_story": "k3viz.evidence.story" for name in ("evidence", "lineage", "benchmarks")}
 _HOMES |= {
@@ -17,12 +20,13 @@ _HOMES |= {
 }  # fmt: skip
 
 __all__ = [
-    "balancing_figure", "balancing_panel", "balancing_story", "benchmarks_figure", "benchmarks_story", "chunks_figure", "chunks_panel",
-    "chunks_story", "decay_figure", "decay_panel", "decay_story", "evidence_figure", "evidence_story", "experts_figure", "experts_panel",
-    "experts_story", "four_bit_figure", "four_bit_panel", "four_bit_story", "hybrid_figure", "hybrid_panel", "hybrid_story",
-    "lineage_figure", "lineage_story", "memory_figure", "memory_panel", "memory_story", "mla_figure", "mla_panel", "mla_story",
-    "muon_figure", "muon_panel", "muon_story", "residuals_figure", "residuals_panel", "residuals_story", "serving_figure",
-    "serving_panel", "serving_story", "whiteboard_figure", "whiteboard_panel", "whiteboard_story",
+    "balancing_figure", "balancing_panel", "balancing_story", "benchmarks_figure", "benchmarks_story", "chunks_figure",
+    "chunks_panel", "chunks_story", "decay_figure", "decay_panel", "decay_story", "evidence_figure", "evidence_story",
+    "experts_figure", "experts_panel", "experts_story", "four_bit_figure", "four_bit_panel", "four_bit_story", "hybrid_figure",
+    "hybrid_panel", "hybrid_story", "lineage_figure", "lineage_story", "memory_figure", "memory_panel", "memory_story",
+    "mla_figure", "mla_panel", "mla_story", "muon_figure", "muon_panel", "muon_story", "residuals_figure", "residuals_panel",
+    "residuals_story", "serving_figure", "serving_panel", "serving_story", "toolbox_figure", "toolbox_panel", "toolbox_story",
+    "whiteboard_figure", "whiteboard_panel", "whiteboard_story",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -63,6 +67,9 @@ if TYPE_CHECKING:
     from k3viz.serving.figure import serving_figure
     from k3viz.serving.panel import serving_panel
     from k3viz.serving.story import serving_story
+    from k3viz.toolbox.figure import toolbox_figure
+    from k3viz.toolbox.panel import toolbox_panel
+    from k3viz.toolbox.story import toolbox_story
     from k3viz.whiteboard.figure import whiteboard_figure
     from k3viz.whiteboard.panel import whiteboard_panel
     from k3viz.whiteboard.story import whiteboard_story

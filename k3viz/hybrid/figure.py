@@ -109,7 +109,7 @@ def _stack(story: HybridStory, theme: Theme) -> list[dict[str, Any]]:
          [f"{s.label}<br>{name}: {value(c, story.lens)}" for s, c in zip(story.steps, costs, strict=True)],
          "hovertemplate": "%{customdata}<extra></extra>",
          "marker": {"color": looks[name][0], "line": {"width": 0},
-                    "pattern": {"shape": looks[name][1], "fgcolor": theme.paper, "size": 4}}}
+                    "pattern": {"shape": looks[name][1], "fgcolor": theme.paper, "size": 4, "fillmode": "overlay"}}}
         for name, costs in groups.items()
     ]  # fmt: skip
 
@@ -161,7 +161,7 @@ def _diagram(story: HybridStory, theme: Theme, shapes: list, notes: list) -> dic
             "type": "rect", "xref": "x2", "yref": "y2", "x0": box[0], "x1": box[1], "y0": box[2], "y1": box[3], "fillcolor": fill,
             "line": {"color": theme.ink if chosen else theme.line, "width": 3.5 if chosen else 1},
         })  # fmt: skip
-        label = "<br>".join(textwrap.wrap(p.label, max(6, int(14 * (x1 - x0)))))
+        label = "<br>".join(textwrap.wrap(p.label, max(6, int(11.5 * (x1 - x0)))))
         label = f"<b>{label}</b>" if chosen else label
         notes.append({
             "text": f"{label}<br>{value(getattr(p, of), story.lens)}", "x": (box[0] + box[1]) / 2, "y": (box[2] + box[3]) / 2, "xref": "x2",

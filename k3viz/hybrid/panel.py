@@ -66,4 +66,4 @@ def _options() -> dict[str, str]:
     for group in groups:
         for name, (label, _) in group.items():
             found.setdefault(name, f"{label}, before the feed-forward" if name.endswith("_2") else label)
-    return found | {"out": "output of the mixer"}
+    return found

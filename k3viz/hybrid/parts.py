@@ -24,7 +24,7 @@ MIXER_PARTS = {
         "decay": ("decay α", ("self_attn.f_a_proj", "self_attn.f_b_proj", "self_attn.A_log", "self_attn.dt_bias")),
         "beta": ("write strength β", ("self_attn.b_proj",)),
         "state": ("state: erase, write", ()),
-        "out": ("norm, gate, output", ("self_attn.o_norm", "self_attn.g_proj", "self_attn.g_a_proj", "self_attn.g_b_proj",
+        "out": ("gate, output", ("self_attn.o_norm", "self_attn.g_proj", "self_attn.g_a_proj", "self_attn.g_b_proj",
                                        "self_attn.o_proj")),
     },
     "mla": {
@@ -42,7 +42,7 @@ MOE_PARTS = {
     "router": ("router", ("block_sparse_moe.gate",)),
     "down": ("down to the latent", ("block_sparse_moe.routed_expert_down_proj",)),
     EXPERTS: ("routed experts", ("block_sparse_moe.experts",)),
-    "up": ("norm, up again", ("block_sparse_moe.routed_expert_norm", "block_sparse_moe.routed_expert_up_proj")),
+    "up": ("norm, up", ("block_sparse_moe.routed_expert_norm", "block_sparse_moe.routed_expert_up_proj")),
     "shared": ("shared experts", ("block_sparse_moe.shared_experts",)),
 }
 ENDS = {

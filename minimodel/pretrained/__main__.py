@@ -2,6 +2,7 @@
 
     python -m minimodel.pretrained score                     # the committed checkpoint
     python -m minimodel.pretrained publish runs/meeting --minutes 31      # model, curve, scores into minimodel/pretrained/meeting
+    python -m minimodel.pretrained toolbox                   # train and publish the five models of the toolbox
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from minimodel import toolbox
 from minimodel.io import from_pretrained, save_pretrained
 from minimodel.model import K3ForCausalLM
 from minimodel.pretrained import FOLDER, load_pretrained
@@ -75,7 +77,17 @@ def main(arguments: list[str] | None = None) -> None:
     publish = commands.add_parser("publish", help="copy a finished run into the package, with its curve and scores")
     publish.add_argument("run", type=Path)
     publish.add_argument("--minutes", type=int, required=True, help="how long the training took, for the page beside the model")
+    tools = commands.add_parser("toolbox", help="train the toolbox's models and put them into the package")
+    tools.add_argument("--runs", type=Path, default=Path("runs/toolbox"), help="folder of the runs; stopped ones continue")
+    tools.add_argument("--only", choices=toolbox.TECHNIQUES, help="train one technique's model")
+    tools.add_argument("--threads", type=int, help="CPU threads")
     options = parser.parse_args(arguments)
+    if options.command == "toolbox":
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        for technique in [options.only] if options.only else toolbox.TECHNIQUES:
+            toolbox.publish(technique, *toolbox.train_toolbox(technique, options.runs / technique))
+        return
     if options.command == "score":
         print(json.dumps(scores(from_pretrained(options.folder) if options.folder else load_pretrained()), indent=1))
         return
