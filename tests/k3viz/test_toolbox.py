@@ -1,4 +1,6 @@
 """The toolbox: bytes are real tensors', answers the models' own, the window's reach exact; controls change story, picture and sentence."""
+import html
+
 import numpy as np
 import pytest
 import torch
@@ -206,7 +208,7 @@ def test_the_figure_holds_the_storys_numbers(settings):
     story = toolbox_story(**settings)
     figure = toolbox_figure(story=story, theme=DARK)
     drawn = {t.name: t for t in figure.data}
-    notes = " ".join(a.text for a in figure.layout.annotations)
+    notes = html.unescape(" ".join(a.text for a in figure.layout.annotations))  # "> 99.9 %" may be written "&gt; 99.9 %"
     for k in story.kept:
         assert f"<b>{format_bytes(k.bytes)}</b>" in notes and f"{k.answer[0][0]} {format_probability(k.answer[0][1])}" in notes
     if story.read:
