@@ -89,6 +89,12 @@ class DepthSources:
         self.prefix = embedding
         self.block, self._written = block, 0
 
+    def copy(self) -> DepthSources:
+        """The same sources, to be written on apart."""
+        twin = DepthSources(self.prefix, self.block)
+        twin.blocks, twin._written = list(self.blocks), self._written
+        return twin
+
     def stacked(self) -> Float[Tensor, "B T N D"]:
         """All sources a reader sees now, oldest first, the running prefix last."""
         return torch.stack([*self.blocks, self.prefix], -2)

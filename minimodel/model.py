@@ -5,13 +5,15 @@ Module names are the released checkpoint's tensor names (routed experts are stac
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from minimodel.attention_residuals import DepthSources, PseudoQuery
 from minimodel.cache import HybridCache
@@ -66,9 +68,39 @@ class K3Block(nn.Module):
         h = self.post_attention_layernorm(depth.read(self.mlp_res_proj, self.mlp_res_norm))
         depth.write(self.mlp(h) if self.mlp is not None else self.block_sparse_moe(h, mask))
 
+    def recomputed(self, depth: DepthSources, **arguments) -> DepthSources:
+        """The same, keeping none of its activations: the backward pass runs the layer again from its sources. Returns the new ones."""
+
+        def run(depth: DepthSources) -> DepthSources:
+            depth = depth.copy()  # the second run has to start where the first one did
+            self(depth, **arguments)
+            return depth
+
+        # nothing in a layer is random; its router's margins are counted in the first run
+        return checkpoint(run, depth, use_reentrant=False, preserve_rng_state=False, context_fn=self._first_and_second_run)
+
+    def _first_and_second_run(self) -> tuple[AbstractContextManager, AbstractContextManager]:
+        return nullcontext(), self._not_pooling()
+
+    @contextmanager
+    def _not_pooling(self) -> Iterator[None]:
+        routers = [m for m in self.modules() if isinstance(m, Router)]
+        for router in routers:
+            router.pooling = False
+        try:
+            yield
+        finally:
+            for router in routers:
+                router.pooling = True
+
 
 class K3Model(nn.Module):
-    """Embedding, layers, and one last read over depth before the final norm."""
+    """Embedding, layers, and one last read over depth before the final norm.
+
+    ``recompute``: set True to train with less memory: layers keep their inputs only and are computed again in the backward pass.
+    """
+
+    recompute = False
 
     def __init__(self, config: K3Config) -> None:
         super().__init__()
@@ -107,7 +139,11 @@ class K3Model(nn.Module):
         depth = DepthSources(self.embed_tokens(input_ids), None if block is None else 2 * block)
         for i, layer in enumerate(self.layers):
             slot = None if cache is None else cache.layers[i]
-            layer(depth, mask=mask, cache=slot, padding=padding, cu_seqlens=cu_seqlens, backend=backend)
+            arguments = {"mask": mask, "cache": slot, "padding": padding, "cu_seqlens": cu_seqlens, "backend": backend}
+            if self.recompute and slot is None and torch.is_grad_enabled():
+                depth = layer.recomputed(depth, **arguments)
+            else:
+                layer(depth, **arguments)
         return self.norm(depth.read(self.output_attn_res_proj, self.output_attn_res_norm))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at zero; singular values land in about 0.68 .. 1.14, not exactly at 1
 PER_HEAD = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj")  # rows are grouped by head; W_o and the gates are not listed
 METHODS = ("muon", "adamw")
+AT_ONCE = 2**25  # numbers updated together: enough for large products, little memory beside a large model's own
 
 
 def newton_schulz(G: Float[Tensor, "*batch m n"], steps: int = 5, *, dtype: torch.dtype | None = None) -> Float[Tensor, "*batch m n"]:
@@ -204,19 +205,42 @@ class PerHeadMuon(torch.optim.Optimizer):
         # Blocks of one shape go through Newton-Schulz together, whichever layer they come from: few large batched products
         # instead of many small ones. Tall blocks join the wide ones transposed.
         batches: dict[tuple, list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if not params:
-                continue
+        waiting = 0
+        for group, params in self._pieces():
             if group["weight_decay"]:
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
             if group["method"] == "adamw":
                 self._adamw(group, params)
                 continue
+            if waiting + (numbers := sum(p.numel() for p in params)) > AT_ONCE:
+                self._orthogonal_update(batches)
+                batches.clear()
+                waiting = 0
+            waiting += numbers
             for p, update in zip(params, self._momentum(group, params), strict=True):
                 U = update if p.ndim == 3 else update.view(group["heads"], -1, p.shape[1])
                 U = U.mT if U.shape[1] > U.shape[2] else U
                 batches[(*U.shape[1:], group["steps"], group["dtype"], U.dtype, U.device)].append((p, U, group["lr"]))
+        self._orthogonal_update(batches)
+        return loss
+
+    def _pieces(self) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
+        """Every group's parameters that have a gradient, at most ``AT_ONCE`` numbers at a time (or one larger parameter)."""
+        for group in self.param_groups:
+            piece, size = [], 0
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if piece and size + p.numel() > AT_ONCE:
+                    yield group, piece
+                    piece, size = [], 0
+                piece.append(p)
+                size += p.numel()
+            if piece:
+                yield group, piece
+
+    def _orthogonal_update(self, batches: dict[tuple, list[tuple[Tensor, Tensor, float]]]) -> None:
+        """Newton-Schulz on every batch of like blocks, and the weights' step."""
         for (_, longest, steps, dtype, *_), blocks in batches.items():
             X = newton_schulz(torch.cat([U for _, U, _ in blocks]), steps, dtype=dtype)
             params, lrs = [p for p, _, _ in blocks], [lr for _, _, lr in blocks]
@@ -224,7 +248,6 @@ class PerHeadMuon(torch.optim.Optimizer):
             updates = [self._as_parameter(x, p) for x, p in zip(parts, params, strict=True)]
             torch._foreach_mul_(updates, [-lr * 0.2 * math.sqrt(longest) for lr in lrs])
             torch._foreach_add_(params, updates)
-        return loss
 
     @staticmethod
     def _as_parameter(blocks: Tensor, p: Tensor) -> Tensor:

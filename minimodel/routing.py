@@ -122,6 +122,7 @@ class Router(Traced):
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
         self.register_buffer("e_score_correction_bias", torch.zeros(config.num_experts))
         self.estimator, self.ema = "histogram", 0.0
+        self.pooling = True  # off while a pass is recomputed: its margins have been counted
         self._pooled: MarginHistogram | list[Tensor] | None = None
 
     def forward(
@@ -130,7 +131,7 @@ class Router(Traced):
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         scores = torch.sigmoid(x.to(dtype) @ self.weight.to(dtype).T)
         weights, indices, cutoff = route(scores, self.e_score_correction_bias.to(dtype), self.top_k, renormalize=self.renormalize)
-        if self.training and torch.is_grad_enabled() and self.top_k < scores.shape[1]:
+        if self.pooling and self.training and torch.is_grad_enabled() and self.top_k < scores.shape[1]:
             chosen = slice(None) if valid is None else valid
             self._pool(scores.detach()[chosen], cutoff.detach()[chosen])
         self.emit(scores=scores, indices=indices, weights=weights, cutoff=cutoff)

@@ -9,7 +9,8 @@ import torch
 from minimodel import K3ForCausalLM
 from minimodel.config import LinearAttnConfig
 from minimodel.tensor_files import load_safetensors, save_safetensors
-from minimodel.train import Recipe, main, train
+from minimodel.train import Recipe, train
+from minimodel.train.__main__ import main
 from tests.minimodel.common import tiny_config, tokens
 
 STEPS = 6
@@ -132,7 +133,7 @@ def test_a_finished_run_is_not_repeated(tmp_path):
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    import minimodel.train as loop
+    import minimodel.train.loop as loop
 
     with pytest.raises(KeyboardInterrupt):
         run(new_model(), tmp_path, batch=killed_at(3), checkpoint_every=2)
