@@ -96,5 +96,5 @@ def machine() -> dict[str, str | int]:
         names = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
         model = names[0] if names else model
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"cpu": model, "cores": os.cpu_count() or 1, "memory_bytes": memory, "system": platform.platform(terse=True),
+    return {"cpu": model, "cores": os.cpu_count() or 1, "memory_bytes": memory, "system": f"{platform.system()} {platform.machine()}",
             "python": platform.python_version()}  # fmt: skip
