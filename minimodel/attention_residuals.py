@@ -1,8 +1,7 @@
 """Attention Residuals: every sublayer reads earlier outputs by attention over *depth* (Attention Residuals report Eq. 2-4; K3 2.2).
 
-A plain transformer adds every output to one stream. Here a sublayer's input is a weighted mix of sources: the embedding, the sums
-of finished
-blocks of layers, and the running sum of the current block. There is no ``h + f(h)``. Nothing is kept along time.
+A plain transformer adds every output to one stream. Here a sublayer's input is a weighted mix of sources: the embedding, the sums of
+finished blocks of layers, and the running sum of the current block. There is no ``h + f(h)``. Nothing is kept along time.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from minimodel.delta_rule.triton_available import use_triton
-from minimodel.layers import RMSNorm
+from minimodel.layers import RMSNorm, own_precision
 from minimodel.trace import Traced
 
 
@@ -51,8 +50,10 @@ def depth_weights(
 def depth_scores(sources: Tensor, query: Tensor, gain: Tensor, eps: float = 1e-5) -> Float[Tensor, "... N"]:
     """``query . (gain * RMSNorm(v_i))``; the norm is a scalar a source, so the product comes first."""
     wide = _wide(sources)
-    mean_square = torch.linalg.vecdot(wide, wide) / wide.shape[-1]
-    return (wide @ (gain * query).to(wide.dtype)) * torch.rsqrt(mean_square + eps)
+    with own_precision(wide):
+        mean_square = torch.linalg.vecdot(wide, wide) / wide.shape[-1]
+        along = wide @ (gain.to(wide.dtype) * query.to(wide.dtype))
+    return along * torch.rsqrt(mean_square + eps)
 
 
 def two_phase_read(

@@ -38,7 +38,7 @@ class Rows:
         if self._storage is not None and self._storage.dtype != rows.dtype:
             raise ValueError(f"rows held are {self._storage.dtype}, new ones {rows.dtype}: a cache serves one precision, start a new one")
         live = self._end - self._start
-        if self._storage is None or self._end + T > self._storage.shape[1]:
+        if self._storage is None or self._end + T > self._storage.shape[1] or not writable(self._storage):
             # a window never needs more than twice its live rows; without one, doubling keeps the copies linear
             capacity = live + T if self._storage is None else max(live + T, 2 * live)
             storage = rows.new_empty(rows.shape[0], capacity, *rows.shape[2:])
@@ -73,6 +73,11 @@ class Rows:
     @property
     def reserved_nbytes(self) -> int:
         return 0 if self._storage is None else self._storage.nbytes
+
+
+def writable(x: Tensor) -> bool:
+    """Whether ``x`` may be written in place here: what was made in ``torch.inference_mode`` must not be changed outside of it."""
+    return torch.is_inference_mode_enabled() or not x.is_inference()
 
 
 class FixedState:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from minimodel.cache import FixedState
+from minimodel.cache import FixedState, writable
 from minimodel.delta_rule import bounded_log_decay, kda, kda_recurrent, kda_step_, mamba_dt_bias, softplus_log_decay
 from minimodel.delta_rule.triton_available import use_triton
 from minimodel.layers import RMSNorm, ShortConv, l2norm, linear, short_conv
@@ -81,6 +81,8 @@ class KimiDeltaAttention(Traced):
         qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         taps = torch.cat([self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]).squeeze(1)
         state, tail = (None, None) if cache is None else (cache.state, cache.tail)
+        if state is not None and cu_seqlens is None and len(state) != len(x):  # kernels would read beyond its end
+            raise ValueError(f"cache holds {len(state)} sequences, x has {len(x)}")
         if self._fused(qkv, backend):
             o, S, tail = self._mix_fused(x, qkv, taps, state, tail, cu_seqlens)
         else:
@@ -106,7 +108,8 @@ class KimiDeltaAttention(Traced):
     def _mix(self, q, k, v, g, beta, state, cu_seqlens, backend) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"]]:
         """The state's rule over time: outputs and the final state."""
         if not self.tracing:
-            written = state is not None and not torch.is_grad_enabled()  # decoding: a cache's state is updated where it lies
+            # decoding: a cache's state is updated where it lies
+            written = state is not None and not torch.is_grad_enabled() and writable(state)
             if written and q.shape[1] == 1 and backend == "auto" and cu_seqlens is None and len(state) == len(q) and state.is_contiguous():
                 # one token: the checks of ``kda`` would take a third of the time, and what this layer computed is in range
                 inputs = [a if a.dtype == state.dtype else a.to(state.dtype) for a in (q, k, v, g, beta)]
@@ -133,7 +136,8 @@ class KimiDeltaAttention(Traced):
         H, K = self.num_heads, self.head_dim
         gate = Gate(self.A_log, self.dt_bias.view(H, K), self.lower_bound)
         f, b = self.f_b_proj(self.f_a_proj(x)).unflatten(-1, (H, K)), self.b_proj(x)
-        if x.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled():
+        in_place = state is None or (state.dtype == torch.float32 and state.is_contiguous())
+        if x.shape[1] == 1 and cu_seqlens is None and in_place and not torch.is_grad_enabled():
             return decode_step(qkv, taps, f, b, gate, state, tail)
         qkv, tail = short_conv(qkv, taps, tail, cu_seqlens)
         q, k, v = (part.unflatten(-1, (H, K)) for part in F.silu(qkv).chunk(3, -1))

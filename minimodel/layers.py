@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+NOTHING = nullcontext()  # made once: a decoding step counts microseconds
 
 
 def rms_norm(x: Float[Tensor, "... D"], weight: Float[Tensor, "D"] | None = None, eps: float = 1e-5) -> Float[Tensor, "... D"]:
@@ -74,7 +78,7 @@ def short_conv(
     if cu_seqlens is None:
         return _ShiftedSum.apply(padded, taps), padded[:, T:].clone()  # a view would keep the whole prompt alive in a cache
     # W-1 zero rows before every document, convolved as one row, then taken out again
-    document = torch.repeat_interleave(torch.arange(len(cu_seqlens) - 1, device=x.device), cu_seqlens.diff())
+    document = torch.repeat_interleave(torch.arange(len(cu_seqlens) - 1, device=x.device), cu_seqlens.long().diff())
     place = torch.arange(T, device=x.device) + (document + 1) * (W - 1)
     spread = x.new_zeros(x.shape[0], T + (len(cu_seqlens) - 1) * (W - 1), x.shape[2]).index_copy(1, place, x)
     return _ShiftedSum.apply(spread, taps)[:, place - (W - 1)], padded[:, T:].clone()
@@ -141,6 +145,13 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return self.down_proj(glu(self.gate_proj(x), self.up_proj(x), self.config))
+
+
+def own_precision(x: Tensor) -> AbstractContextManager:
+    """Inside, products keep the precision of what they multiply, whatever ``torch.autocast`` asks for around them."""
+    device = x.device.type
+    asked = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if asked else NOTHING
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

@@ -130,6 +130,6 @@ def attention_mask(
     if padding is not None and bool((padding > 0).any()):
         allowed = (allowed & (key >= padding.view(-1, 1, 1, 1))) | (key == query)
     if cu_seqlens is not None:
-        document = torch.repeat_interleave(torch.arange(len(cu_seqlens) - 1, device=device), cu_seqlens.diff())
+        document = torch.repeat_interleave(torch.arange(len(cu_seqlens) - 1, device=device), cu_seqlens.long().diff())
         allowed = allowed & (document[:, None] == document)
     return allowed

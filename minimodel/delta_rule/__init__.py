@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 
 import torch
 from jaxtyping import Float, Int
@@ -58,10 +59,7 @@ def kda(
     """
     with torch.no_grad():
         _check(q, k, v, g, beta, initial_state, cu_seqlens)
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
-    if chunk_size < TILE or chunk_size % TILE:
-        raise ValueError(f"chunk_size must be a positive multiple of {TILE}, got {chunk_size}")
+    _check_options(scale, backend, chunk_size)
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state))
     H, K = k.shape[2:]
     dtype = torch.float64 if torch.float64 in {x.dtype for x in (q, k, v, g, beta)} else torch.float32
@@ -138,6 +136,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tens
     documents = B
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, B, T)
+        if cu_seqlens.device != device:
+            raise ValueError(f"cu_seqlens is on {cu_seqlens.device}, q on {device}: put all inputs on one device")
         documents = len(cu_seqlens) - 1
     if state is not None and state.shape != (documents, H, K, v.shape[3]):
         raise ValueError(
@@ -157,6 +157,19 @@ def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tens
         raise ValueError(f"beta must lie in [0, 1], got {low:.4g} to {high:.4g}")
 
 
+def _check_options(scale: float | None, backend: str, chunk_size: int) -> None:
+    if scale is not None and not isinstance(scale, Real):  # a tensor among them: its gradient would be lost
+        raise TypeError(f"scale must be a number, got {type(scale).__name__}")
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale}")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+    if not isinstance(chunk_size, int):
+        raise TypeError(f"chunk_size must be an integer, got {chunk_size!r}")
+    if chunk_size < TILE or chunk_size % TILE:
+        raise ValueError(f"chunk_size must be a positive multiple of {TILE}, got {chunk_size}")
+
+
 def _check_in_place(state: Tensor | None, dtype: torch.dtype, recorded: bool) -> None:
     if state is None or state.dtype != dtype:
         raise ValueError(f"in_place writes over initial_state, which must be {dtype}, got {state if state is None else state.dtype}")
@@ -173,5 +186,5 @@ def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> None:
         raise ValueError(f"cu_seqlens needs one packed row (B = 1), got B = {B}")
     if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
         raise ValueError(f"cu_seqlens must be a 1-D integer tensor of at least 2 boundaries, got {cu_seqlens.tolist()}")
-    if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != T or bool((cu_seqlens.diff() <= 0).any()):
+    if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != T or bool((cu_seqlens.long().diff() <= 0).any()):
         raise ValueError(f"cu_seqlens must rise from 0 to T = {T}, got {cu_seqlens.tolist()}")

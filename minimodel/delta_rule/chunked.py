@@ -28,10 +28,12 @@ from minimodel.delta_rule.tiles import (
     Buffers,
     decayed_products,
     decayed_products_backward,
+    sum_between,
     sum_from_here_on,
     tile_decay,
 )
 from minimodel.delta_rule.triangular import unit_lower_inverse
+from minimodel.layers import own_precision
 
 SEGMENT = 2**18  # numbers in one of a segment's buffers, 1 MB in float32: enough work for a call, not too much for the cache
 
@@ -48,7 +50,8 @@ def kda_chunked(
     chunk_size: int = 32,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
     """Same result as ``kda_recurrent`` with ``scale * q``, computed in S's dtype. ``chunk_size``: a multiple of 16."""
-    return _ChunkedKDA.apply(q, k, v, g, beta, S, scale, chunk_size)
+    with own_precision(S):
+        return _ChunkedKDA.apply(q, k, v, g, beta, S, scale, chunk_size)
 
 
 class _ChunkedKDA(torch.autograd.Function):
@@ -82,60 +85,69 @@ class _ChunkedKDA(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do, dS):
         *inputs, states, errors = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph: the caller wants to differentiate this backward pass too
-            return *_differentiable_backward(inputs, ctx.scale, do, dS), None, None
-        q, k, v, g, beta, state = inputs
-        cut, new = _Cut(k, v, states.dtype, ctx.chunk_size), Buffers(states)
-        N, C, R, K, V = cut.N, cut.C, cut.R, k.shape[-1], v.shape[-1]
-        dq, dk, dv, dg, dbeta = (torch.empty_like(x) for x in (q, k, v, g, beta))
-        dS = dS.reshape(N, K, V)
-        for segment in reversed(cut.segments()):
-            n, c = len(segment), _Segment(cut, segment, q, k, g, beta, ctx.scale, new)
-            S, E = states[segment.start : segment.stop], errors[segment.start : segment.stop]
-            dO, dE, dS_ = cut.take(do, segment, new, "dO"), new("dE", n, N, C, V), new("dS", n + 1, N, K, V)
-            dS_[n] = dS  # first: it may lie at the same buffer's start
-            _bmm(c.own_reads.mT, dO, dE)
-            _bmm(c.Q_in.mT, dO, dS_[:n])
-            each = (reversed(x.unbind(0)) for x in (c.W.mT, c.keep, c.writes, dE, dS_[:-1], dS_[1:]))
-            for W, keep, writes, derror, before, after in zip(*each, strict=True):
-                derror.baddbmm_(writes, after)
-                before.addcmul_(keep, after).baddbmm_(W, derror, alpha=-1)
-            dS, dS_after = dS_[0], dS_[1:]
-            dY = _bmm(c.inverse.mT, dE, new("dY", n, N, C, V))  # Y = V - (exp(G) * K) S
-            cut.put(dY, dv, segment)
+        with own_precision(states):
+            if torch.is_grad_enabled():  # create_graph: the caller wants to differentiate this backward pass too
+                return *_differentiable_backward(inputs, ctx.scale, do, dS), None, None
+            return *_backward(inputs, states, errors, ctx.scale, ctx.chunk_size, do, dS), None, None
 
-            # E = (I + A diag(beta))^-1 Y and O: d(A diag(beta)) = -dY E^T, d(P diag(beta)) = dO E^T, inside their triangles
-            dread = new("dread", n, N, R, 2, TILE, V)  # (-dY, dO), side by side like (k, q)
-            torch.neg(dY.view(n, N, R, TILE, V), out=dread[:, :, :, 0])
-            dread[:, :, :, 1] = dO.view(n, N, R, TILE, V)
-            dread = dread.view(n, N, 2 * C, V)
-            dAP = _bmm(dread, E.mT, new("dAP", n, N, 2 * C, C)).view(n, N, R, 2, TILE, C)
-            dcolumns = _bmm(E, dS_after.mT, new("dcolumns", n, N, C, K))
-            AP = torch.stack([x.view(n, N, R, TILE, C) for x in (c.A, c.P)], 3)
-            dbeta_ = AP.mul_(dAP).sum((2, 3, 4)) + (c.K_out * dcolumns).sum(-1)
-            dAP.mul_(cut.triangles).mul_(c.beta.view(n, N, 1, 1, 1, C))
-            dcolumns *= c.beta
 
-            # the three places where the whole chunk's decay scales q or k; all of S' is proportional to exp(G_C)
-            drows = _bmm(dread, S.mT, new("drows", n, N, 2 * C, K)).view_as(c.rows).mul_(c.into.unsqueeze(3))
-            dtotal = torch.mul(states[segment.start + 1 : segment.stop + 1], dS_after, out=new("SdS", n, N, K, V)).sum(-1)
-            dcolumns = dcolumns.view_as(c.columns).mul_(c.out_of)
-            decayed_products_backward(dAP, c.k, c.q, c.rows, c.columns, c.decay, drows, dcolumns)
+def _backward(
+    inputs: list[Tensor], states: Tensor, errors: Tensor, scale: float, chunk_size: int, do: Tensor, dS: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, g, beta and the initial state, chunk by chunk from the last to the first."""
+    q, k, v, g, beta, state = inputs
+    cut, new = _Cut(k, v, states.dtype, chunk_size), Buffers(states)
+    N, C, R, K, V = cut.N, cut.C, cut.R, k.shape[-1], v.shape[-1]
+    dq, dk, dv, dg, dbeta = (torch.empty_like(x) for x in (q, k, v, g, beta))
+    dS = dS.reshape(N, K, V)
+    for segment in reversed(cut.segments()):
+        n, c = len(segment), _Segment(cut, segment, q, k, g, beta, scale, new)
+        S, E = states[segment.start : segment.stop], errors[segment.start : segment.stop]
+        dO, dE, dS_ = cut.take(do, segment, new, "dO"), new("dE", n, N, C, V), new("dS", n + 1, N, K, V)
+        dS_[n] = dS  # first: it may lie at the same buffer's start
+        _bmm(c.own_reads.mT, dO, dE)
+        _bmm(c.Q_in.mT, dO, dS_[:n])
+        each = (reversed(x.unbind(0)) for x in (c.W.mT, c.keep, c.writes, dE, dS_[:-1], dS_[1:]))
+        for W, keep, writes, derror, before, after in zip(*each, strict=True):
+            derror.baddbmm_(writes, after)
+            before.addcmul_(keep, after).baddbmm_(W, derror, alpha=-1)
+        dS, dS_after = dS_[0], dS_[1:]
+        dY = _bmm(c.inverse.mT, dE, new("dY", n, N, C, V))  # Y = V - (exp(G) * K) S
+        cut.put(dY, dv, segment)
 
-            # exp(G_i - G_j) makes G's gradient free: what reaches a row times that row, minus the same for a column
-            dk_row, dq_ = drows[:, :, :, 0], drows[:, :, :, 1]
-            dG = (dk_row - dcolumns).mul_(c.k).addcmul_(c.q, dq_)
-            dG[:, :, -1, -1] += dtotal
-            cut.put(sum_from_here_on(dG), dg, segment)
-            cut.put(dcolumns.add_(dk_row), dk, segment)
-            cut.put(dq_ * ctx.scale, dq, segment)
-            cut.put(dbeta_, dbeta.unsqueeze(-1), segment)
-        return dq, dk, dv, dg, dbeta, dS.clone().view_as(state), None, None
+        # E = (I + A diag(beta))^-1 Y and O: d(A diag(beta)) = -dY E^T, d(P diag(beta)) = dO E^T, inside their triangles
+        dread = new("dread", n, N, R, 2, TILE, V)  # (-dY, dO), side by side like (k, q)
+        torch.neg(dY.view(n, N, R, TILE, V), out=dread[:, :, :, 0])
+        dread[:, :, :, 1] = dO.view(n, N, R, TILE, V)
+        dread = dread.view(n, N, 2 * C, V)
+        dAP = _bmm(dread, E.mT, new("dAP", n, N, 2 * C, C)).view(n, N, R, 2, TILE, C)
+        dcolumns = _bmm(E, dS_after.mT, new("dcolumns", n, N, C, K))
+        AP = torch.stack([x.view(n, N, R, TILE, C) for x in (c.A, c.P)], 3)
+        dbeta_ = AP.mul_(dAP).sum((2, 3, 4)) + (c.K_out * dcolumns).sum(-1)
+        dAP.mul_(cut.triangles).mul_(c.beta.view(n, N, 1, 1, 1, C))
+        dcolumns *= c.beta
+
+        # the three places where the whole chunk's decay scales q or k; all of S' is proportional to exp(G_C)
+        drows = _bmm(dread, S.mT, new("drows", n, N, 2 * C, K)).view_as(c.rows).mul_(c.into.unsqueeze(3))
+        dtotal = torch.mul(states[segment.start + 1 : segment.stop + 1], dS_after, out=new("SdS", n, N, K, V)).sum(-1)
+        dcolumns = dcolumns.view_as(c.columns).mul_(c.out_of)
+        decayed_products_backward(dAP, c.k, c.q, c.rows, c.columns, c.decay, drows, dcolumns)
+
+        # exp(G_i - G_j) makes G's gradient free: what reaches a row times that row, minus the same for a column
+        dk_row, dq_ = drows[:, :, :, 0], drows[:, :, :, 1]
+        dG = (dk_row - dcolumns).mul_(c.k).addcmul_(c.q, dq_)
+        dG[:, :, -1, -1] += dtotal
+        cut.put(sum_from_here_on(dG), dg, segment)
+        cut.put(dcolumns.add_(dk_row), dk, segment)
+        cut.put(dq_ * scale, dq, segment)
+        cut.put(dbeta_, dbeta.unsqueeze(-1), segment)
+    return dq, dk, dv, dg, dbeta, dS.clone().view_as(state)
 
 
 def _differentiable_backward(inputs: list[Tensor], scale: float, do: Tensor, dS: Tensor) -> tuple[Tensor | None, ...]:
     """The same gradients through autograd's own pass over the recurrence: slow, but with a graph of their own."""
-    q, k, v, g, beta, S = inputs
+    # views, since one input may have been computed from another, or be the same: what reaches it that way is not ours to count
+    q, k, v, g, beta, S = inputs = [x.view_as(x) for x in inputs]
     q_, k_, v_, g_, beta_ = (x.to(S.dtype) for x in (q * scale, k, v, g, beta))
     o, end, _ = kda_recurrent(q_, k_, v_, g_, beta_, S)
     wanted = [x for x in inputs if x.requires_grad]
@@ -151,7 +163,7 @@ class _Segment:
         self.q, self.k, g = (cut.take(x, segment, new, name).view(n, N, R, TILE, K) for name, x in (("q", q), ("k", k), ("g", g)))
         self.beta = cut.take(beta.unsqueeze(-1), segment, new, "beta")
         self.q *= scale
-        # exp underflows to zero before this: nothing changes, but a running sum stays exact beside it and -inf does no harm
+        # exp underflows to zero before this: nothing changes, and -inf times zero never comes up
         g.clamp_min_(-750.0 if g.dtype == torch.float64 else -110.0).mul_(LOG2_E)
         self.decay = decay = tile_decay(g, new)
         self.rows = new("rows", n, N, R, 2, TILE, K)
@@ -162,14 +174,14 @@ class _Segment:
         self.inverse = unit_lower_inverse(self.A * self.beta.mT, new("inverse", n, N, C, C))
         self.own_reads = torch.mul(self.P, self.beta.mT, out=new("own_reads", n, N, C, C))
         # from tile to chunk: exp(G) * (K, Q), exp(G_C - G) * K and exp(G_C)
-        total = decay.ends[:, :, -1]
-        self.into = (decay.starts + decay.head).exp2_().unsqueeze(-2)
-        self.out_of = (total.unsqueeze(2) - decay.ends).add_(decay.tail).exp2_().unsqueeze(-2)
+        before = torch.cat([torch.zeros_like(decay.whole[:, :, :1]), decay.whole[:, :, :-1].cumsum(2)], 2)
+        self.into = (before + decay.head).exp2_().unsqueeze(-2)
+        self.out_of = sum_between(decay.whole, R).add_(decay.tail).exp2_().unsqueeze(-2)
         K_in, self.Q_in, self.K_out = (new(name, n, N, C, K) for name in ("K_in", "Q_in", "K_out"))
         torch.mul(self.rows[:, :, :, 0], self.into, out=K_in.view_as(g))
         torch.mul(self.rows[:, :, :, 1], self.into, out=self.Q_in.view_as(g))
         torch.mul(self.columns, self.out_of, out=self.K_out.view_as(g))
-        self.keep = total.exp2().unsqueeze(-1)
+        self.keep = (before[:, :, -1] + decay.whole[:, :, -1]).exp2_().unsqueeze(-1)
         self.W = _bmm(self.inverse, K_in, new("W", n, N, C, K))
         self.writes = torch.mul(self.K_out, self.beta, out=new("writes", n, N, C, K))
 

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minimodel.layers import own_precision
+
 
 def kda_step(
     S: Float[Tensor, "... K V"],
@@ -40,10 +42,11 @@ def kda_step_(
     N = B * H
     q, k, v = q.reshape(N, 1, K), k.reshape(N, 1, K), v.reshape(N, 1, V)  # rows for bmm; a token takes as long to prepare as to multiply
     S = S.view(N, K, V)
-    S.mul_(g.exp().view(N, K, 1))
-    delta = (v - torch.bmm(k, S)).mul_(beta.reshape(N, 1, 1))
-    S.addcmul_(k.view(N, K, 1), delta)
-    return torch.bmm(q, S).mul_(scale).view(B, 1, H, V)
+    S.mul_(g.exp().reshape(N, K, 1))
+    with own_precision(S):
+        delta = (v - torch.bmm(k, S)).mul_(beta.reshape(N, 1, 1))
+        S.addcmul_(k.view(N, K, 1), delta)
+        return torch.bmm(q, S).mul_(scale).view(B, 1, H, V)
 
 
 def kda_recurrent(
@@ -58,10 +61,11 @@ def kda_recurrent(
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"], Float[Tensor, "B T H K V"] | None]:
     """:func:`kda_step` over time. Returns outputs, the final state, and every state on request. ``q`` comes scaled."""
     outputs, states = [], []
-    for t in range(q.shape[1]):
-        o, S = kda_step(S, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t])
-        outputs.append(o)
-        if keep_states:
-            states.append(S)
+    with own_precision(S):
+        for t in range(q.shape[1]):
+            o, S = kda_step(S, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t])
+            outputs.append(o)
+            if keep_states:
+                states.append(S)
     o = torch.stack(outputs, 1) if outputs else torch.empty_like(v)
     return o, S, torch.stack(states, 1) if states else None

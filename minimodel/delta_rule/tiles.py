@@ -12,6 +12,7 @@ With the origin in the tile's middle, exponents stay within 8 steps. With K3's b
 tile, its own block too, is one plain product. This *dense* form serves whenever no sum over half a tile passes -40. Otherwise (Kimi
 Linear's gate has no bound) rows are measured from their tile's start and columns from its end, so that no exponent is positive, and
 a tile's own block is put together from halves, halves of halves and so on: the boundary between two halves is an origin that suits both.
+Such exponents are sums of the very steps they span, never differences of longer sums: behind a step of -100 a step of -0.01 would be lost.
 
 Shapes: a segment holds n chunks of N sequences (batch x heads) and R tiles a chunk; ``pair`` is the axis (k, q), so that one product serves
 both. ``g`` is in powers of two (log2 of the decay): torch's exp2 takes a third of exp's time.
@@ -49,7 +50,7 @@ class Buffers:
 
 
 class TileDecay(NamedTuple):
-    """One segment's decay, measured inside tiles. ``inside`` (running sums from the tile's start) is None in the dense form.
+    """One segment's decay, measured inside tiles. ``steps`` (the log-decays themselves) is None in the dense form.
 
     Sums that meet in one exponent come from the same rounded numbers, so that they cancel: the last token's decay to the end is exactly 1.
     """
@@ -58,28 +59,22 @@ class TileDecay(NamedTuple):
     columns: Float[Tensor, "n N R 16 K"]  # 2^(column origin - G_j)
     head: Float[Tensor, "n N R K"]  # from the tile's start to its row origin
     tail: Float[Tensor, "n N R K"]  # from its column origin to its end
-    starts: Float[Tensor, "n N R K"]  # from the chunk's start to the tile's
-    ends: Float[Tensor, "n N R K"]  # from the chunk's start to the tile's end
-    inside: Float[Tensor, "n N R 16 K"] | None
+    whole: Float[Tensor, "n N R K"]  # the whole tile's
+    steps: Float[Tensor, "n N R 16 K"] | None
 
 
 def tile_decay(g: Float[Tensor, "n N R 16 K"], new: Buffers) -> TileDecay:
     """Measure a segment's decay; ``g`` finite, in powers of two."""
     running = g.new_ones(TILE, TILE).tril_()
-    rows = _each_tile(running - running[TILE // 2 - 1], g, new("decay_rows", *g.shape))
-    columns, inside = new("decay_columns", *g.shape), None
-    if -DENSE_LIMIT <= rows.amin() and rows.amax() <= DENSE_LIMIT:
+    rows, columns = _each_tile(running - running[TILE // 2 - 1], g, new("decay_rows", *g.shape)), new("decay_columns", *g.shape)
+    if g.is_meta or (-DENSE_LIMIT <= rows.amin() and rows.amax() <= DENSE_LIMIT):
         head, tail = g[..., 0, :] - rows[..., 0, :], rows[..., -1, :].clone()
         torch.reciprocal(rows.exp2_(), out=columns)
-    else:
-        inside = _each_tile(running, g, new("decay_inside", *g.shape))
-        torch.exp2(inside, out=rows)
-        torch.sub(inside[..., -1:, :], inside, out=columns).exp2_()
-        head, tail = torch.zeros_like(inside[..., 0, :]), torch.zeros_like(inside[..., 0, :])
-    by_tile = head + tail if inside is None else inside[..., -1, :]
-    ends = by_tile.cumsum(-2)
-    starts = torch.cat([torch.zeros_like(ends[..., :1, :]), ends[..., :-1, :]], -2)
-    return TileDecay(rows, columns, head, tail, starts, ends, inside)
+        return TileDecay(rows, columns, head, tail, head + tail, None)
+    _each_tile(running, g, rows)
+    nothing, whole = torch.zeros_like(rows[..., -1, :]), rows[..., -1, :].clone()
+    _each_tile(1 - running, g, columns)  # the sum of all later steps
+    return TileDecay(rows.exp2_(), columns.exp2_(), nothing, nothing, whole, g)
 
 
 def decayed_products(
@@ -94,12 +89,12 @@ def decayed_products(
     n, N, R, _, C = *k.shape[:3], TILE, k.shape[2] * TILE
     A, P = (new(name, n, N, C, C) for name in ("A", "P"))
     own = new("own", n, N, R, 2 * TILE, TILE)
-    if decay.inside is None:
+    if decay.steps is None:
         _product(rows.flatten(3, 4), columns.mT, own)
     else:
         own.zero_()
-        for down, up, block in _halves(decay.inside):
-            own += (torch.stack([down * k, down * q], 3).flatten(3, 4) @ (up * k).mT).where(block, 0.0)
+        for factor, block in _halves(decay.steps):
+            own += (torch.stack([factor * k, factor * q], 3).flatten(3, 4) @ (factor * k).mT).where(block, 0.0)
     for r in range(R):
         start, stop = r * TILE, (r + 1) * TILE
         A[:, :, start:stop, start:stop], P[:, :, start:stop, start:stop] = own[:, :, r].split(TILE, 2)
@@ -130,45 +125,50 @@ def decayed_products_backward(
         earlier = (columns[:, :, :r] * across).flatten(2, 3)
         drows[:, :, r] += (d @ earlier).view_as(rows[:, :, r])
         dcolumns[:, :, :r] += (d.mT @ mine).view_as(columns[:, :, :r]).mul_(across)
-    if decay.inside is None:
+    if decay.steps is None:
         drows += (own @ columns).view_as(rows)
         dcolumns += own.mT @ rows.flatten(3, 4)
     drows *= decay.rows.unsqueeze(3)
     dcolumns *= decay.columns
-    if decay.inside is not None:
-        for down, up, block in _halves(decay.inside):
+    if decay.steps is not None:
+        for factor, block in _halves(decay.steps):
             d = own.where(block, 0.0)
-            drows += (d @ (up * k)).view_as(rows) * down.unsqueeze(3)
-            dcolumns += (d.mT @ torch.stack([down * k, down * q], 3).flatten(3, 4)) * up
+            drows += (d @ (factor * k)).view_as(rows) * factor.unsqueeze(3)
+            dcolumns += (d.mT @ torch.stack([factor * k, factor * q], 3).flatten(3, 4)) * factor
 
 
 def sum_from_here_on(x: Float[Tensor, "n N R 16 K"]) -> Float[Tensor, "n N R 16 K"]:
     """Sum over a token and all later ones of its chunk: what turns G's gradient into g's."""
-    by_tile = x.sum(-2)
-    from_here = by_tile.flip(-2).cumsum(-2).flip(-2)
     out = _each_tile(x.new_ones(TILE, TILE).triu_(), x, torch.empty_like(x))
-    return out.add_((from_here - by_tile).unsqueeze(-2))
+    return out.add_(sum_between(x.sum(-2), x.shape[2]).unsqueeze(-2))
+
+
+def sum_between(tiles: Float[Tensor, "n N R K"], stop: int) -> Float[Tensor, "n N stop K"]:
+    """For each tile before tile ``stop``: the sum over the tiles between the two."""
+    return torch.cat([tiles[:, :, 1:stop].flip(2).cumsum(2).flip(2), torch.zeros_like(tiles[:, :, :1])], 2)
 
 
 def _across(decay: TileDecay, r: int) -> Float[Tensor, "n N r 1 K"]:
     """2^(row origin of r - column origin of s): from each earlier tile s to tile r."""
-    between = decay.starts[:, :, r, None] - decay.ends[:, :, :r]
-    return between.add_(decay.head[:, :, r, None]).add_(decay.tail[:, :, :r]).exp2_().unsqueeze(-2)
+    between = sum_between(decay.whole, r).add_(decay.tail[:, :, :r]).add_(decay.head[:, :, r, None])
+    return between.exp2_().unsqueeze(-2)
 
 
-def _halves(inside: Float[Tensor, "n N R 16 K"]) -> Iterator[tuple[Tensor, Tensor, Bool[Tensor, "32 16"]]]:
-    """A tile's lower triangle as blocks of 8, 4, 2 and 1 rows, then its diagonal: factors of rows and columns, and where they count.
+def _halves(steps: Float[Tensor, "n N R 16 K"]) -> Iterator[tuple[Tensor, Bool[Tensor, "32 16"]]]:
+    """A tile's lower triangle as blocks of 8, 4, 2 and 1 rows, then its diagonal: each token's factor, and where the product counts.
 
-    From the last token of a block's first half on, no exponent is positive; elsewhere it is held at 0, where nothing is read.
+    A block's rows are the second half of some tokens and its columns the first. The factor is the decay between a token and the boundary.
     """
-    i = torch.arange(TILE, device=inside.device)
+    i = torch.arange(TILE, device=steps.device)
+    row, column = i[:, None], i
     for half in (8, 4, 2, 1):
-        origin = inside[..., i // (2 * half) * (2 * half) + half - 1, :]
+        together = row // (2 * half) == column // (2 * half)
         second = i // half % 2 == 1
-        block = (i[:, None] // (2 * half) == i // (2 * half)) & second[:, None] & ~second
-        yield (inside - origin).clamp_max_(0.0).exp2_(), (origin - inside).clamp_max_(0.0).exp2_(), block.repeat(2, 1)
-    one = torch.ones_like(inside)
-    yield one, one, (i[:, None] == i).repeat(2, 1)
+        # a row decays from the boundary to its own step, a column from the step after its own to the boundary
+        spanned = together & (second[:, None] & second & (column <= row) | ~second[:, None] & ~second & (column > row))
+        block = together & second[:, None] & ~second
+        yield _each_tile(spanned.to(steps.dtype), steps, torch.empty_like(steps)).exp2_(), block.repeat(2, 1)
+    yield torch.ones_like(steps), (row == column).repeat(2, 1)
 
 
 def _each_tile(matrix: Float[Tensor, "16 16"], x: Float[Tensor, "n N R 16 K"], out: Tensor) -> Float[Tensor, "n N R 16 K"]:

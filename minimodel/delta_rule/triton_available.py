@@ -17,7 +17,8 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _interpreted() -> bool:
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter. Triton asks the same when a kernel is defined, and not again."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on")
 
 
@@ -29,7 +30,7 @@ def triton_obstacle(tensors: list[Tensor], powers_of_two: tuple[int, ...] = ()) 
     """
     if not _installed():
         return "needs the package triton, which is not installed (pip install -e '.[gpu]', Linux)"
-    if tensors[0].device.type != "cuda" and not _interpreted():
+    if tensors[0].device.type != "cuda" and not interpreted():
         return f"needs tensors on a CUDA or ROCm device, got {tensors[0].device}"
     if tensors[0].dtype not in DTYPES or any(x.dtype != tensors[0].dtype for x in tensors):
         return f"takes float32 or bfloat16, one for all, got {', '.join(str(x.dtype).removeprefix('torch.') for x in tensors)}"

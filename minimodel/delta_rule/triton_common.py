@@ -8,7 +8,6 @@ A row index is an int64 from the first step on: tokens x heads x channels passes
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minimodel.delta_rule.triton_available import interpreted
+
 TILE = tl.constexpr(16)
 CHUNK = 32  # tokens: two tiles
 DENSE = tl.constexpr(40.5)  # exponents of a dense tile stay within this; 8 steps of K3's bound -5 are 40
-FORGOTTEN = tl.constexpr(-110.0)  # exp underflows to zero before this; a running sum stays exact beside it, and -inf does no harm
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on")
+FORGOTTEN = tl.constexpr(-110.0)  # exp underflows to zero before this: nothing changes, and -inf makes no NaN
+INTERPRETED = interpreted()
 
 
 @triton.jit

@@ -30,6 +30,20 @@ def storages(cache):
     return sum(found.values())
 
 
+@pytest.mark.parametrize("mixers", ["k3", "windows", "gqa"])
+def test_a_session_may_leave_inference_mode(mixers):
+    """What torch.inference_mode made cannot be written to outside of it; the cache then goes on in memory of its own."""
+    model, ids = tiny_model(**MIXERS[mixers]), tokens(1, 12)
+    cache = model.new_cache(1)
+    with torch.inference_mode():
+        model(ids[:, :8], cache=cache)
+        model(ids[:, 8:9], cache=cache)
+    parts = [model(ids[:, t : t + 1], cache=cache).logits for t in (9, 10)]
+    with torch.inference_mode():
+        parts.append(model(ids[:, 11:], cache=cache).logits)
+    torch.testing.assert_close(torch.cat(parts, 1), model(ids).logits[:, 9:], rtol=0, atol=1e-11)
+
+
 # ---- bytes ----
 
 

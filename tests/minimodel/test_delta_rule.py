@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minimodel import bounded_log_decay, kda
+from minimodel import kda
 from minimodel.delta_rule import kda_step
 from minimodel.delta_rule.tiles import LOG2_E, TILE, Buffers, tile_decay
 from minimodel.layers import l2norm
@@ -101,12 +101,14 @@ def test_precision_of_the_results(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_strided_inputs_and_nothing_written_to_them(backend):
-    arguments = inputs(B=2, T=18, H=3)
-    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in arguments]
+@pytest.mark.parametrize("T", [1, 18])
+@pytest.mark.parametrize("axes", [(1, 2), (0, 2)])
+def test_strided_inputs_and_nothing_written_to_them(backend, T, axes):
+    arguments = inputs(B=2, T=T, H=3)
+    strided = [x.transpose(*axes).contiguous().transpose(*axes) for x in arguments]
     start = torch.randn(2, 3, 4, 3, dtype=torch.float64)
     kept = [x.clone() for x in (*strided, start)]
-    assert not strided[0].is_contiguous()
+    assert strided[0].is_contiguous() == (T == 1 and axes == (1, 2))
     results = [kda(*x, initial_state=start, backend=backend) for x in (strided, arguments)]
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert all(torch.equal(a, b) for a, b in zip((*strided, start), kept, strict=True))
@@ -127,6 +129,26 @@ def test_inference_mode_and_no_grad():
         inside = kda(*arguments)
     with torch.no_grad():
         assert all(torch.equal(a, b) for a, b in zip(kda(*arguments), inside, strict=True))
+
+
+@pytest.mark.parametrize("T", [1, 40])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_does_not_round_the_state(backend, T):
+    """Inside torch.autocast, where other products drop to bfloat16, results and gradients stay those of float32."""
+    found = []
+    for on in (False, True):
+        arguments = [x.requires_grad_() for x in inputs(T=T, K=16, V=16, dtype=torch.float32)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            o, S = kda(*arguments, backend=backend)
+            found.append((o, S, *torch.autograd.grad(o.square().sum() + S.sum(), arguments)) if backend == "chunked" else (o, S))
+    assert all(torch.equal(a, e) for a, e in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_shapes_without_numbers(backend):
+    """On the meta device: a shape for every result, for planning with models that fit no memory."""
+    o, S = kda(*(x.to("meta") for x in inputs(B=2, T=40, H=3)), backend=backend)
+    assert o.is_meta and o.shape == (2, 40, 3, 3) and S.shape == (2, 3, 4, 3)
 
 
 # ---- extremes ----
@@ -157,14 +179,14 @@ def test_strongest_bounded_decay_in_float32(T):
 def test_unbounded_decay_in_float32():
     """The softplus gate reaches -142 and below; a reciprocal of the decay would overflow at once.
 
-    Exponents are differences of sums as large as 1,700, of which float32 keeps 1e-4: hence the tolerance.
+    Differences of running sums, here as large as 1,700, would be off by 1e-4, which is why no exponent is one.
     """
     q, k, v, _, beta = inputs(T=80, K=16, V=8, dtype=torch.float32)
     draw = torch.Generator().manual_seed(1)
     g = -(torch.rand(q.shape, generator=draw) * 12 - 7).exp().clamp_max(150.0)
     g[:, ::7] = -142.0
     assert float(g.min()) <= -142 and float(g.max()) > -0.01
-    assert_chunked_follows([q, k, v, g, beta], 2e-4)
+    assert_chunked_follows([q, k, v, g, beta], 3e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -195,6 +217,27 @@ def test_full_write_leaves_exactly_the_last_value():
         torch.testing.assert_close(recalled, v[:, -1], atol=1e-5, rtol=0)  # l2norm's eps keeps k a little shorter than 1
 
 
+def test_exponents_stay_within_half_a_tile():
+    """Measured from the tile's middle, no factor of a bounded decay passes e^40: that is what leaves float32 room."""
+    g = torch.full((1, 1, 4, TILE, 3), -5.0 * LOG2_E, dtype=torch.float64)
+    decay = tile_decay(g, Buffers(g))
+    assert decay.steps is None
+    assert max(decay.rows.max(), decay.columns.max()) <= math.exp(40.0) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forgetting_everything_at_once(backend):
+    """g = -inf (alpha = 0) is a clean board, and a huge decay hides no small one after it."""
+    one = torch.ones(1, 3, 1, 1)
+    g = torch.tensor([0.0, -math.inf, -0.1]).view(1, 3, 1, 1)
+    o, _ = kda(one, one, one, g, 0.5 * one[..., 0], backend=backend)
+    kept = math.exp(-0.1)
+    want = torch.tensor([0.5, 0.5, 0.5 * kept + 0.5 * (1 - 0.5 * kept)])
+    torch.testing.assert_close(o.flatten(), want, rtol=0, atol=1e-6)
+    packed, _ = kda(one, one, one, g, 0.5 * one[..., 0], cu_seqlens=torch.tensor([0, 2, 3]), backend=backend)
+    assert bool(packed.isfinite().all())
+
+
 # ---- finite differences ----
 
 
@@ -217,6 +260,19 @@ def test_second_derivatives():
     arguments = tuple(x.requires_grad_() for x in inputs(T=3, K=2, V=2))
     for backend in BACKENDS:
         assert torch.autograd.gradgradcheck(lambda *x, b=backend: kda(*x, backend=b)[0], arguments)
+
+
+@pytest.mark.parametrize("q_from", [lambda k: k, lambda k: 2 * k], ids=["q is k", "q is made of k"])
+def test_second_derivatives_when_one_input_is_made_of_another(q_from):
+    """What k passes on to q is counted once, by autograd, not a second time inside the backward pass."""
+    _, k, v, g, beta = inputs(T=20)
+    found = []
+    for backend in BACKENDS:
+        x = k.clone().requires_grad_()
+        (first,) = torch.autograd.grad(kda(q_from(x), x, v, g, beta, backend=backend)[0].square().sum(), x, create_graph=True)
+        found.append((first, *torch.autograd.grad(first.square().sum(), x)))
+    for a, e in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-10, atol=1e-10)
 
 
 # ---- time: causal, in pieces, document by document ----
@@ -288,96 +344,3 @@ def test_position_is_readable_from_the_decay():
     beta[:, 0] = 1
     o, _ = kda(ones, ones, ones, -0.25 * ones, beta)
     torch.testing.assert_close(-o.flatten().log() / 0.25, torch.arange(T, dtype=torch.float64))
-
-
-# ---- wrong input ----
-
-GOOD = dict(zip(NAMES, inputs(B=2, T=5, H=2), strict=True))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("changes, error, words", [
-    ({"q": GOOD["q"][0]}, ValueError, "q must be [B, T, H, K]"),
-    ({"q": GOOD["q"][:, :0]}, ValueError, "q must be [B, T, H, K] with B, T, H, K >= 1, got shape (2, 0, 2, 4)"),
-    ({name: x[:0] for name, x in GOOD.items()}, ValueError, "got shape (0, 5, 2, 4)"),
-    ({"k": GOOD["k"][:, :4]}, ValueError, "k must have shape (2, 5, 2, 4) to match q (2, 5, 2, 4), got (2, 4, 2, 4)"),
-    ({"v": GOOD["v"][:, :, :1]}, ValueError, "v must be [B, T, H, V] = (2, 5, 2, V)"),
-    ({"g": GOOD["g"][..., 0]}, ValueError, "g must have shape (2, 5, 2, 4) to match q (2, 5, 2, 4), got (2, 5, 2)"),
-    ({"beta": GOOD["g"]}, ValueError, "beta must have shape (2, 5, 2)"),
-    ({"q": GOOD["q"].long()}, TypeError, "q must be a floating-point tensor, got torch.int64"),
-    ({"beta": 0.5}, TypeError, "beta must be a floating-point tensor, got float"),
-    ({"k": GOOD["k"].to("meta")}, ValueError, "k is on meta, q on cpu"),
-    ({"g": -GOOD["g"]}, ValueError, "g must be a log-decay <= 0"),
-    ({"g": GOOD["g"] * torch.nan}, ValueError, "g must be a log-decay <= 0, got nan"),
-    ({"beta": GOOD["beta"] + 1}, ValueError, "beta must lie in [0, 1]"),
-    ({"beta": -GOOD["beta"]}, ValueError, "beta must lie in [0, 1]"),
-    ({"initial_state": torch.zeros(2, 2, 3, 4)}, ValueError, "initial_state must have shape (2, 2, 4, 3)"),
-    ({"initial_state": torch.zeros(2, 2, 4, 3).long()}, TypeError, "initial_state must be a floating-point tensor, got torch.int64"),
-    ({"initial_state": 0}, TypeError, "initial_state must be a floating-point tensor, got int"),
-    ({"cu_seqlens": torch.tensor([0, 5])}, ValueError, "cu_seqlens needs one packed row (B = 1), got B = 2"),
-    ({"backend": "fast"}, ValueError, "backend must be one of"),
-    ({"chunk_size": 24}, ValueError, "chunk_size must be a positive multiple of 16, got 24"),
-    ({"chunk_size": 0}, ValueError, "chunk_size must be a positive multiple of 16, got 0"),
-])  # fmt: skip
-def test_wrong_arguments(changes, error, words):
-    with pytest.raises(error) as caught:
-        kda(**{**GOOD, **changes})
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("bounds, error, words", [
-    ([0, 5], TypeError, "cu_seqlens must be a 1-D integer tensor of at least 2 boundaries, got list"),
-    (torch.tensor([0.0, 5.0]), TypeError, "cu_seqlens must be a 1-D integer tensor"),
-    (torch.tensor([[0, 5]]), ValueError, "cu_seqlens must be a 1-D integer tensor"),
-    (torch.tensor([0]), ValueError, "at least 2 boundaries, got [0]"),
-    (torch.tensor([0, 4]), ValueError, "cu_seqlens must rise from 0 to T = 5, got [0, 4]"),
-    (torch.tensor([1, 5]), ValueError, "cu_seqlens must rise from 0 to T = 5, got [1, 5]"),
-    (torch.tensor([0, 3, 3, 5]), ValueError, "cu_seqlens must rise from 0 to T = 5, got [0, 3, 3, 5]"),
-    (torch.tensor([0, 4, 3, 5]), ValueError, "cu_seqlens must rise from 0 to T = 5, got [0, 4, 3, 5]"),
-])  # fmt: skip
-def test_wrong_document_bounds(bounds, error, words):
-    with pytest.raises(error) as caught:
-        kda(*inputs(), cu_seqlens=bounds)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.bad_input
-def test_bounded_gate_needs_no_more_than_its_bound():
-    """The extremes of the bounded gate, saturated in float32, are still legal log-decays."""
-    f = torch.tensor([-1e9, -20.0, 0.0, 20.0, 1e9]).view(1, 5, 1, 1)
-    g = bounded_log_decay(f, torch.zeros(1), torch.zeros(1, 1))
-    ones = torch.ones(1, 5, 1, 1)
-    assert bool(torch.isfinite(kda(ones, ones, ones, g, torch.ones(1, 5, 1))[0]).all())
-
-
-def test_exponents_stay_within_half_a_tile():
-    """Measured from the tile's middle, no factor of a bounded decay passes e^40: that is what leaves float32 room."""
-    g = torch.full((1, 1, 4, TILE, 3), -5.0 * LOG2_E, dtype=torch.float64)
-    decay = tile_decay(g, Buffers(g))
-    assert decay.inside is None
-    assert max(decay.rows.max(), decay.columns.max()) <= math.exp(40.0) * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_forgetting_everything_at_once(backend):
-    """g = -inf (alpha = 0) is a clean board, and a huge decay hides no small one after it."""
-    one = torch.ones(1, 3, 1, 1)
-    g = torch.tensor([0.0, -math.inf, -0.1]).view(1, 3, 1, 1)
-    o, _ = kda(one, one, one, g, 0.5 * one[..., 0], backend=backend)
-    kept = math.exp(-0.1)
-    want = torch.tensor([0.5, 0.5, 0.5 * kept + 0.5 * (1 - 0.5 * kept)])
-    torch.testing.assert_close(o.flatten(), want, rtol=0, atol=1e-6)
-    packed, _ = kda(one, one, one, g, 0.5 * one[..., 0], cu_seqlens=torch.tensor([0, 2, 3]), backend=backend)
-    assert bool(packed.isfinite().all())
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_named(name, value):
-    named = dict(zip(("q", "k", "v", "g", "beta"), inputs(T=3), strict=True))
-    named[name] = named[name].clone()
-    named[name][0, 1, 0, 0] = value
-    with pytest.raises(ValueError, match=f"{name} must be finite, got 1 values"):
-        kda(**named)

@@ -1,5 +1,7 @@
 """The chunked delta rule's own parts: segments, tiles, the triangular inverse, what it keeps, and decoding in place."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -44,7 +46,7 @@ def test_a_segment_too_wild_for_dense_tiles_leaves_the_others_dense(monkeypatch)
     monkeypatch.setattr(chunked, "SEGMENT", 1)  # one chunk a segment
     forms = []
     real = chunked.tile_decay
-    monkeypatch.setattr(chunked, "tile_decay", lambda g, new: forms.append((found := real(g, new)).inside is None) or found)
+    monkeypatch.setattr(chunked, "tile_decay", lambda g, new: forms.append((found := real(g, new)).steps is None) or found)
     arguments = inputs(T=96, K=4, V=3)
     arguments[3][:, 40] = -60.0
     against_the_equation(arguments, 1e-11, chunk_size=32)
@@ -76,6 +78,30 @@ def test_results_keep_no_work_memory_alive():
         assert x.untyped_storage().nbytes() == x.nbytes
 
 
+@pytest.mark.parametrize("low", [-5.0, -60.0])
+def test_no_number_is_read_before_it_was_written(low):
+    """Here torch fills fresh memory with NaN. A buffer that is read too early would let one through."""
+    arguments = [x.requires_grad_() for x in inputs(B=2, T=70, H=2, low=low)]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3).isnan().all()
+        o, S = kda(*arguments, backend="chunked")
+        grads = torch.autograd.grad(o.sum() + S.sum(), arguments)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(bool(x.isfinite().all()) for x in (o, S, *grads))
+
+
+def test_threads_do_not_share_buffers():
+    """Two panels may compute at once."""
+    cases = [inputs(B=2, T=100, H=2, K=8, V=8, seed=seed) for seed in range(4)]
+    wanted = [kda(*case, backend="chunked") for case in cases]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: kda(*cases[n % 4], backend="chunked"), range(40)))
+    for n, (o, S) in enumerate(found):
+        assert torch.equal(o, wanted[n % 4][0]) and torch.equal(S, wanted[n % 4][1])
+
+
 def test_one_long_document_among_short_ones_costs_no_padding(monkeypatch):
     """Documents are batched with those of like length: all batches together hold less than twice the tokens."""
     shapes = []
@@ -104,6 +130,16 @@ def test_one_long_document_among_short_ones_costs_no_padding(monkeypatch):
 def test_strongest_bounded_decay_at_every_chunk_size(chunk_size):
     q, k, v, _, beta = inputs(T=150, K=16, V=8, dtype=torch.float32)
     against_the_equation([q, k, v, torch.full_like(q, -5.0), beta], 1e-5, chunk_size=chunk_size)
+
+
+@pytest.mark.parametrize("chunk_size", [16, 32, 64, 256])
+def test_small_steps_behind_huge_ones(chunk_size):
+    """Some tokens forget all, the others hardly anything: an exponent that were a difference of running sums would lose the small steps,
+    all the more the longer the chunk (2e-4 when it was one)."""
+    q, k, v, g, beta = inputs(T=256, K=16, V=8, dtype=torch.float32)
+    g = torch.full_like(g, -0.01)
+    g[:, :24] = g[:, 100:120] = -110.0
+    against_the_equation([q, k, v, g, beta], 2e-6, chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("low", [-0.1, -1.0, -5.0])
@@ -140,7 +176,7 @@ def test_the_last_token_decays_by_exactly_nothing_to_the_end():
     g = -5.0 * LOG2_E * torch.rand(2, 3, 4, TILE, 5, generator=torch.Generator().manual_seed(0))
     for wild in (1.0, 20.0):
         decay = tile_decay(g * wild, Buffers(g))
-        assert (decay.inside is None) == (wild == 1.0)
+        assert (decay.steps is None) == (wild == 1.0)
         to_the_end = decay.columns[..., -1, :].log2() + decay.tail
         assert float(to_the_end.abs().max()) <= 1e-5 if wild == 1.0 else float(to_the_end.abs().max()) == 0.0
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minimodel import bounded_log_decay, softplus_log_decay
+from minimodel import bounded_log_decay, kda, softplus_log_decay
 from minimodel.delta_rule import mamba_dt_bias
 from tests.minimodel.common import assert_within, golden
 
@@ -119,3 +119,11 @@ def test_wrong_bound(bound):
 def test_integers_are_refused(gate):
     with pytest.raises(TypeError, match="f must be a floating-point tensor, got torch.int64"):
         gate(torch.zeros(1, 1, 1, 1).long(), torch.zeros(1), torch.zeros(1, 1))
+
+
+def test_bounded_gate_needs_no_more_than_its_bound():
+    """The extremes of the bounded gate, saturated in float32, are still legal log-decays."""
+    f = torch.tensor([-1e9, -20.0, 0.0, 20.0, 1e9]).view(1, 5, 1, 1)
+    g = bounded_log_decay(f, torch.zeros(1), torch.zeros(1, 1))
+    ones = torch.ones(1, 5, 1, 1)
+    assert bool(torch.isfinite(kda(ones, ones, ones, g, torch.ones(1, 5, 1))[0]).all())

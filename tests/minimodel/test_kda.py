@@ -223,6 +223,15 @@ def test_bfloat16_layer_keeps_a_float32_state():
 
 
 @pytest.mark.bad_input
+@pytest.mark.parametrize("backend", ["auto", "recurrent", "chunked"])
+def test_a_cache_of_another_batch_is_refused(backend):
+    m, cache = layer(), FixedState()
+    m(hidden(2, 3), cache=cache)
+    with torch.no_grad(), pytest.raises(ValueError, match="cache holds 2 sequences, x has 3"):
+        m(hidden(3, 1), cache=cache, backend=backend)
+
+
+@pytest.mark.bad_input
 @pytest.mark.parametrize("tail, bounds, words", [
     (torch.zeros(1, 3, 2), torch.tensor([0, 5]), "tail continues one sequence and cu_seqlens packs several: give one of them"),
     (torch.zeros(1, 3, 2, dtype=torch.float64), None, "tail holds torch.float64, x is torch.float32: a cache serves one precision"),
