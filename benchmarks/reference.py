@@ -38,7 +38,7 @@ def reference(
 
 
 def largest_error(results: dict[str, np.ndarray], judged_by: dict[str, np.ndarray]) -> float:
-    """The largest relative error, ``|x - r| / |r|`` in the 2-norm, over all results; NaN where a result is not finite."""
+    """The largest relative error, ``|x - r| / |r|`` in the 2-norm, over all results; not finite where a result is not."""
     if set(results) != set(judged_by):
         raise ValueError(f"results must be {sorted(judged_by)}, got {sorted(results)}")
     errors = []
@@ -56,7 +56,7 @@ def load_results(path: str | Path) -> dict[str, np.ndarray]:
 
 def complaint(error: float, tolerance: float) -> str | None:
     """Why a result does not count, or None."""
-    if math.isnan(error):
+    if not math.isfinite(error):
         return "wrong: not finite"
     if error > tolerance:
         return f"wrong: relative error {error:.1e}"

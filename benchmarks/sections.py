@@ -16,7 +16,7 @@ from benchmarks.inputs import Shape
 from benchmarks.peers import ONE_TOKEN, PEERS, PYTHON, PeerName
 from benchmarks.process import Process
 from benchmarks.reference import TOLERANCE, complaint, largest_error, load_results, reference
-from benchmarks.samples import ContestantFailed, Samples, summarize, take_turns
+from benchmarks.samples import ContestantFailed, Samples, Turns, summarize, take_turns
 from benchmarks.targets import OURS, UNCHECKED
 from benchmarks.training import TOKENS
 
@@ -50,7 +50,7 @@ class Group:
 
     def __init__(self, bench: Bench, stack: ExitStack) -> None:
         self.bench, self.stack = bench, stack
-        self.own: set[str] = set()
+        self.peers: set[str] = set()
         self.processes: dict[str, Process] = {}
         self.about: dict[str, dict] = {}
         self.rows: list[dict] = []
@@ -60,7 +60,7 @@ class Group:
 
     def start(self, names: dict[str, str], peers: Sequence[PeerName] = ()) -> None:
         """Start our contestants (label -> name for worker.py) and the peers, all at once; then wait for each."""
-        self.own |= set(names)
+        self.peers |= {peer.label for peer in peers}
         threads = {"threads": self.bench.threads}
         started = {who: Process(name, **threads) for who, name in names.items()}
         started |= {peer.label: Process(peer.name, python=PYTHON, **threads) for peer in peers}
@@ -77,7 +77,7 @@ class Group:
         try:
             yield
         except ContestantFailed as failure:
-            if who in self.own:
+            if who not in self.peers:
                 raise
             self.processes.pop(who, None)
             self.missing.append({"who": who, "where": where, "why": str(failure)})
@@ -105,15 +105,20 @@ class Group:
             self._judged = (key, reference(call, shape, one_decay_a_head=one_decay_a_head))
         return self._judged[1]
 
+    def take_turns(self, where: str, calls: dict[str, Callable[[], float]]) -> Turns:
+        """Samples of everybody in ``calls``; a peer that failed on the way is out of the section."""
+        turns = take_turns(calls, self.probe, **self.bench.effort)
+        for who, why in turns.failures.items():
+            with self.reporting(who, where):
+                raise ContestantFailed(why)
+        return turns
+
     def compare(self, call: str, errors: dict[str, float], *, repeat: int = 1, **columns) -> None:
         """Take turns with everybody in ``errors`` and write a row for each."""
         gemm = self.measure_gemm()
         calls = {who: self._call(who, call, repeat) for who in errors}
-        turns = take_turns(calls, self.probe, **self.bench.effort)
+        turns = self.take_turns(call, calls)
         gemm = max(gemm, self.measure_gemm())
-        for who, why in turns.failures.items():
-            self.missing.append({"who": who, "where": call, "why": why})
-            self.processes.pop(who, None)
         for who, samples in turns.samples.items():
             if samples.seconds:
                 row = {"who": who, **columns, **timing(samples, turns.probes), "gemm_gflops": round(gemm / 1e9, 2)}
@@ -236,7 +241,7 @@ def context(bench: Bench) -> dict:
         process, size = g.processes[OURS], Shape(1)
         process.ask("read_context", tokens=lengths, segment=8192, H=size.H, K=size.K, seed=0, patience=300.0)
         calls = {str(n): (lambda n=n: process.ask("decode_after", tokens=n, steps=200)) for n in lengths}
-        turns = take_turns(calls, g.probe, **bench.effort)
+        turns = g.take_turns("decode after a context", calls)
         rows = [{"who": OURS, "context": int(n), **timing(s, turns.probes)} for n, s in turns.samples.items()]
         return {"rows": rows, "missing": g.missing, "versions": {}}
 
@@ -255,7 +260,7 @@ def training(bench: Bench) -> dict:
                 g.processes[who].ask("prepare", T=T, B=B)
                 g.processes[who].ask("time", call="step")
                 calls[who] = (lambda p: lambda: p.ask("time", call="step"))(g.processes[who])
-            turns = take_turns(calls, g.probe, **bench.effort)
+            turns = g.take_turns("training step", calls)
             for who, samples in turns.samples.items():
                 row = {"who": who, "T": T, "B": B, **timing(samples, turns.probes), **g.about[who]}
                 rows.append({**row, "tokens_per_second": round(B * T / summarize(samples, min(turns.probes)).best, 1)})

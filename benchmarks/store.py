@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 from collections.abc import Iterable
@@ -69,7 +70,7 @@ def read(path: Path) -> dict:
 
 
 def write(path: Path, document: dict) -> None:
-    """Atomic: a reader sees the old file or the new one. NaN is written as null, which every JSON reader knows."""
+    """Atomic: a reader sees the old file or the new one. NaN and infinity are written as null, which every JSON reader knows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(_plain(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -77,7 +78,7 @@ def write(path: Path, document: dict) -> None:
 
 
 def _plain(x):
-    if isinstance(x, float) and x != x:
+    if isinstance(x, float) and not math.isfinite(x):
         return None
     if isinstance(x, dict):
         return {key: _plain(value) for key, value in x.items()}
