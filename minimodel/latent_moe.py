@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from minimodel.layers import GatedMLP, RMSNorm, glu, linear
+from minimodel.mxfp4 import fake_quantize_mxfp4
+from minimodel.mxfp8 import fake_quantize_mxfp8
 from minimodel.routing import Router
 
 
@@ -20,24 +25,47 @@ class RoutedExperts(nn.Module):
         self.w1 = nn.Parameter(torch.empty(E, F, width))
         self.w3 = nn.Parameter(torch.empty(E, F, width))
         self.w2 = nn.Parameter(torch.empty(E, width, F))
+        self.rounding = False  # see quantization.train_in_four_bits
 
     def forward(
         self, z: Float[Tensor, "S L"], weights: Float[Tensor, "S k"], indices: Int[Tensor, "S k"]
     ) -> Float[Tensor, "S L"]:
-        """``u = sum_j p_j E_j(z)``: tokens are sorted by expert, each expert runs once on its own rows, idle ones not at all."""
-        S, k = indices.shape
-        order = indices.flatten().argsort(stable=True)
-        loads = torch.bincount(indices.flatten(), minlength=len(self.w1)).tolist()
-        rows = z[order // k]
-        hidden = glu(_grouped(rows, self.w1, loads), _grouped(rows, self.w3, loads), self.config)
-        out = _grouped(hidden, self.w2, loads)
-        out = torch.empty_like(out).index_copy(0, order, out).view(S, k, -1)
-        return (out * weights.to(out.dtype).unsqueeze(-1)).sum(1)
+        """``u = sum_j p_j E_j(z)``."""
+        stacks = {name: getattr(self, name) for name in ("w1", "w3", "w2")}
+        if self.rounding:
+            stacks = {name: fake_quantize_mxfp4(w) for name, w in stacks.items()}
+        rounded = fake_quantize_mxfp8 if self.rounding else None
+        return run_experts(lambda name, e: stacks[name][e], rounded, z, weights, indices, len(self.w1), self.config)
 
 
-def _grouped(rows: Float[Tensor, "N I"], w: Float[Tensor, "E O I"], loads: list[int]) -> Float[Tensor, "N O"]:
-    """Rows sorted by expert times each expert's own matrix."""
-    return torch.cat([part @ w[e].T for e, part in enumerate(rows.split(loads)) if loads[e]])
+def run_experts(
+    weight: Callable[[str, int], Tensor],
+    rounded: Callable[[Tensor], Tensor] | None,
+    z: Float[Tensor, "S L"],
+    weights: Float[Tensor, "S k"],
+    indices: Int[Tensor, "S k"],
+    experts: int,
+    config,
+) -> Float[Tensor, "S L"]:
+    """``u = sum_j p_j E_j(z)``: tokens are sorted by expert, each expert runs once on its own rows, idle ones not at all.
+
+    Args:
+        weight: (name, expert) to that expert's matrix. rounded: what becomes of activations that enter a matrix.
+    """
+    S, k = indices.shape
+    order = indices.flatten().argsort(stable=True)
+    loads = torch.bincount(indices.flatten(), minlength=experts).tolist()
+    w1, w3, w2 = (partial(weight, name) for name in ("w1", "w3", "w2"))
+    rows = z[order // k] if rounded is None else rounded(z[order // k])
+    hidden = glu(_grouped(rows, w1, loads), _grouped(rows, w3, loads), config)
+    out = _grouped(hidden if rounded is None else rounded(hidden), w2, loads)
+    out = torch.empty_like(out).index_copy(0, order, out).view(S, k, -1)
+    return (out * weights.to(out.dtype).unsqueeze(-1)).sum(1)
+
+
+def _grouped(rows: Float[Tensor, "N I"], matrix: Callable[[int], Tensor], loads: list[int]) -> Float[Tensor, "N O"]:
+    """Rows sorted by expert times each expert's own matrix [O, I]."""
+    return torch.cat([part @ matrix(e).T for e, part in enumerate(rows.split(loads)) if loads[e]])
 
 
 class StableLatentMoE(nn.Module):
