@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("task", nargs="?", choices=["meeting"], help="the course's meeting model; or give --preset")
     p.add_argument("--preset", choices=PRESETS, help="train this preset to predict the next byte of a text")
-    p.add_argument("--out", type=Path, required=True, help="folder of the checkpoint, the log and the model; a stopped run continues")
+    p.add_argument("--out", type=Path, help="folder of the checkpoint, the log and the model; a stopped run continues (default runs/NAME)")
     p.add_argument("--steps", type=int, help="default 2400 for meeting, 1000 for a text")
     p.add_argument("--lr", type=float, help="highest learning rate; default 8e-3 for meeting, 2e-3 for a text")
     p.add_argument("--seed", type=int, default=0)
@@ -54,17 +54,18 @@ def main(arguments: list[str] | None = None) -> None:
             p.error(f"--{name.replace('_', '-')} does not go with {options.task or '--preset'}")
     if options.threads:
         torch.set_num_threads(options.threads)
+    folder = options.out or Path("runs") / (options.task or options.preset)
     given = {name: getattr(options, name) for name in ("steps", "lr", "seed", *mine)}
     given = {name: value for name, value in given.items() if value is not None}
     try:
         if options.task:
-            model, log = train_meeting(options.out, **{"steps": 2400, "projects": 8, **given})
+            model, log = train_meeting(folder, **{"steps": 2400, "projects": 8, **given})
         else:
-            model, log = train_text(options.preset, options.out, **given)
+            model, log = train_text(options.preset, folder, **given)
     except (ValueError, MemoryError) as error:
         raise SystemExit(f"{p.prog}: {error}") from None
-    save_pretrained(model, options.out / "model")
-    print(f"saved {options.out / 'model'}: {json.dumps(log[-1])}")
+    save_pretrained(model, folder / "model")
+    print(f"saved {folder / 'model'}: {json.dumps(log[-1])}")
 
 
 if __name__ == "__main__":
