@@ -1,6 +1,7 @@
 """The memory estimate against what tensors really take."""
 
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from minimodel import K3Config, K3ForCausalLM
 from minimodel.accounting import parameter_budget
+from minimodel.formats import format_bytes
 from minimodel.muon import parameter_groups
 from minimodel.train import Recipe, training_bytes
 from minimodel.train.loop import _optimizer, _step
@@ -148,6 +150,14 @@ def test_what_the_estimate_depends_on():
         assert again or need[rows, dtype, True].activations < 0.35 * x.activations
     # float32 inside norms, gates, SiTU and reads over depth: narrow passes save on weights' traffic, hardly on activations
     assert need[1, torch.bfloat16, False].activations == pytest.approx(need[1, torch.float32, False].activations, rel=0.05)
+
+
+@pytest.mark.parametrize("preset, size", [("small", "8.2 GB"), ("base", "89 GB")])
+def test_the_readme_quotes_the_estimate(preset, size):
+    config = getattr(K3Config, preset)().replace(vocab_size=256)
+    need = training_bytes(config, rows=4, length=1024, dtype=torch.bfloat16, recompute=True)
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert format_bytes(need.total, digits=2) == size and f"{size} for `{preset}`" in readme
 
 
 @pytest.mark.bad_input
