@@ -50,6 +50,8 @@ def kda_chunked(
     chunk_size: int = 32,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
     """Same result as ``kda_recurrent`` with ``scale * q``, computed in S's dtype. ``chunk_size``: a multiple of 16."""
+    if not torch.is_grad_enabled():  # an autograd.Function is told what its inputs require, not whether anybody records
+        q, k, v, g, beta, S = (x.detach() for x in (q, k, v, g, beta, S))
     with own_precision(S):
         return _ChunkedKDA.apply(q, k, v, g, beta, S, scale, chunk_size)
 

@@ -59,9 +59,11 @@ def test_what_a_forward_pass_holds_does_not_grow_with_time(monkeypatch):
     made = []
     monkeypatch.setattr(chunked, "Buffers", lambda like: made.append(Buffers(like)) or made[-1])
     for T in (64, 256, 1024):
-        kda(*inputs(T=T, K=8, V=8), backend="chunked", chunk_size=32)
+        with torch.no_grad():  # whatever the inputs themselves require
+            kda(*(x.requires_grad_() for x in inputs(T=T, K=8, V=8)), backend="chunked", chunk_size=32)
     sizes = [sum(x.numel() for x in buffers._held.values()) for buffers in made]
     assert sizes[0] == sizes[1] == sizes[2] > 0
+    assert all({"E", "states"} <= buffers._held.keys() for buffers in made)  # errors and states are reused too, not kept
     for T in (64, 256):
         arguments = [x.requires_grad_() for x in inputs(T=T, K=8, V=8)]
         o, _ = kda(*arguments, backend="chunked", chunk_size=32)
