@@ -35,7 +35,8 @@ class RoutedExperts(nn.Module):
         if self.rounding:
             stacks = {name: fake_quantize_mxfp4(w) for name, w in stacks.items()}
         rounded = fake_quantize_mxfp8 if self.rounding else None
-        return run_experts(lambda name, e: stacks[name][e], rounded, z, weights, indices, len(self.w1), self.config)
+        each = {name: w.unbind() for name, w in stacks.items()}  # the gradient of w[e] would be as large as w, once an expert
+        return run_experts(lambda name, e: each[name][e], rounded, z, weights, indices, len(self.w1), self.config)
 
 
 def run_experts(
