@@ -110,7 +110,7 @@ class KimiDeltaAttention(Traced):
         if not self.tracing:
             # decoding: a cache's state is updated where it lies
             written = state is not None and not torch.is_grad_enabled() and writable(state)
-            if written and q.shape[1] == 1 and backend == "auto" and cu_seqlens is None and len(state) == len(q) and state.is_contiguous():
+            if written and q.shape[1] == 1 and backend == "auto" and cu_seqlens is None and state.is_contiguous():
                 # one token: the checks of ``kda`` would take a third of the time, and what this layer computed is in range
                 inputs = [a if a.dtype == state.dtype else a.to(state.dtype) for a in (q, k, v, g, beta)]
                 return kda_step_(state, *inputs, q.shape[-1] ** -0.5).to(q.dtype), state

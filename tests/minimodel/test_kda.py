@@ -222,6 +222,15 @@ def test_bfloat16_layer_keeps_a_float32_state():
     assert_within(y, layer()(hidden(1, 20)), 0.05)
 
 
+def test_a_cached_state_may_lie_in_memory_as_it_likes():
+    m, x = layer(), hidden(2, 5)
+    whole, cache = m(x), FixedState()
+    m(x[:, :4], cache=cache)
+    cache.state = cache.state.transpose(0, 1).contiguous().transpose(0, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(m(x[:, 4:], cache=cache), whole[:, 4:], rtol=0, atol=1e-12)
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize("backend", ["auto", "recurrent", "chunked"])
 def test_a_cache_of_another_batch_is_refused(backend):
