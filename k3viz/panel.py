@@ -11,7 +11,6 @@ import gzip
 import html
 import json
 import os
-import textwrap
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,9 +24,10 @@ import torch
 import traitlets
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
-from k3viz.theme import BLUE, DARK, LIGHT, SKY, VERMILION, Theme
+from k3viz.theme import BLUE, DARK, LIGHT, SKY, VERMILION, Theme, wrapped
 
 STATIC = Path(__file__).parent / "static"
+END = 1 << 30  # a player's position beyond the end of any story
 
 
 # ---- controls: what a learner can move ----
@@ -35,7 +35,8 @@ STATIC = Path(__file__).parent / "static"
 
 @dataclass(frozen=True)
 class Slider:
-    """A number from low to high. ``labels``, if given, are what the readout says, one a step."""
+    """A number from low to high; a whole ``step`` means that only whole steps can be chosen. ``labels``, if given, are what the readout
+    says, one a step."""
 
     name: str
     label: str
@@ -47,12 +48,16 @@ class Slider:
     kind: str = field(default="slider", init=False)
 
     def accepts(self, value: Any) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and self.low <= value <= self.high
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and self.low <= value <= self.high
+        return number and (isinstance(self.step, float) or (value - self.low) % self.step == 0)
 
 
 @dataclass(frozen=True)
 class Player:
-    """A position in a story: slider, play, rewind, one step back and forth. ``labels``: one a frame; ``draw`` may replace them."""
+    """A position in a story: slider, play, rewind, one step back and forth. ``labels``: one a frame; ``draw`` may replace them.
+
+    Standing at the end it stays there when another control makes the story longer; ``draw`` then gets ``END`` and clamps it.
+    """
 
     name: str
     label: str
@@ -89,7 +94,7 @@ class Checks:
     kind: str = field(default="checks", init=False)
 
     def accepts(self, value: Any) -> bool:
-        return isinstance(value, (list, tuple)) and set(value) <= {v for v, _ in self.options}
+        return isinstance(value, (list, tuple)) and all(v in [option for option, _ in self.options] for v in value)
 
 
 @dataclass(frozen=True)
@@ -209,10 +214,9 @@ class Panel(anywidget.AnyWidget):
     def set(self, values: dict[str, Any]) -> None:
         """Move controls, ``panel.set({"alpha": 0.5})``; the others stay as drawn. ValueError: unknown control, impossible value."""
         with self._lock:
-            new = self._checked({**self._drawn, **values})
+            new = self._stays_at_end(self._checked({**self._drawn, **values}), set(values))
             drawing = self._computed(new, self._theme)
             with self.hold_sync():
-                self.values = new
                 self._show(drawing, new)
 
     def to_html(self, path: str | Path) -> Path:
@@ -238,6 +242,7 @@ class Panel(anywidget.AnyWidget):
         with self._lock, self.hold_sync():
             try:
                 new = self._checked(self.values)
+                new = self._stays_at_end(new, {name for name in new if new[name] != self._drawn[name]})
                 self._show(self._computed(new, self._theme), new)
             except ValueError as error:  # the learner chose something impossible: say so, keep the last picture
                 self.problem = str(error)
@@ -262,16 +267,28 @@ class Panel(anywidget.AnyWidget):
                 raise ValueError(f"{name} can't be {value!r} in this panel: {_allowed(self._controls[name])}")
         return {name: _plain(value) for name, value in values.items()}
 
+    @property
+    def _player(self) -> dict[str, Any] | None:
+        """The panel's player as it is on show, with its labels of now."""
+        return next((c for c in self.controls if c["kind"] == "player"), None)
+
+    def _stays_at_end(self, new: dict[str, Any], moved: set[str]) -> dict[str, Any]:
+        """The values asked for; where other controls were moved, a player at its end is sent to the end of the story to come."""
+        player = self._player
+        if not moved or player is None or player["name"] in moved or new[player["name"]] != len(player["labels"]) - 1:
+            return new
+        return {**new, player["name"]: END}
+
     def _show(self, drawing: Drawing, values: dict[str, Any]) -> None:
-        self._drawing, self._drawn = drawing, values
+        if player := self._player:
+            place = self._drawn[player["name"]] if drawing.labels is None else drawing.frame
+            values = {**values, player["name"]: place}
+            if drawing.labels is not None:
+                shown = {**player, "labels": tuple(drawing.labels)}
+                self.controls = [shown if c["kind"] == "player" else c for c in self.controls]
+        self._drawing, self._drawn, self.values = drawing, values, values
         for name, value in self._shown(drawing).items():
             setattr(self, name, value)
-        player = next((c for c in self._controls.values() if isinstance(c, Player)), None)
-        if player is not None and drawing.labels is not None:
-            shown = replace(player, labels=drawing.labels)
-            self.controls = [asdict(shown) if c["name"] == player.name else c for c in self.controls]
-            self.values = {**self.values, player.name: drawing.frame}
-            self._drawn = {**values, player.name: drawing.frame}
 
     @staticmethod
     def _shown(drawing: Drawing) -> dict[str, Any]:
@@ -301,10 +318,10 @@ def _with_title(picture: dict[str, Any], sentence: str) -> dict[str, Any]:
     layout = picture["layout"]
     if layout.get("title", {}).get("text"):
         return picture
-    lines = textwrap.wrap(sentence, 118)  # plotly's titles don't wrap by themselves
-    room = 20 * len(lines) + 12
+    text = wrapped(sentence, 118)
+    room = 20 * (1 + text.count("<br>")) + 12
     height, margin = layout.get("height", 450) + room, layout.get("margin", {})
-    title = {"text": "<br>".join(lines), "x": 0.01, "xanchor": "left", "y": 1 - 16 / height, "yanchor": "top", "font": {"size": 14}}
+    title = {"text": text, "x": 0.01, "xanchor": "left", "y": 1 - 16 / height, "yanchor": "top", "font": {"size": 14}}
     return {**picture, "layout": {**layout, "title": title, "height": height, "margin": {**margin, "t": margin.get("t", 100) + room}}}
 
 
@@ -314,7 +331,8 @@ def _plain(value: Any) -> Any:
 
 def _allowed(control: Control) -> str:
     if isinstance(control, Slider):
-        return f"{control.label} goes from {control.low:g} to {control.high:g}"
+        steps = "" if isinstance(control.step, float) else f" in steps of {control.step:g}"
+        return f"{control.label} goes from {control.low:g} to {control.high:g}{steps}"
     if isinstance(control, (Choice, Checks)):
         return f"choose from {', '.join(v for v, _ in control.options)}"
     return "give a whole number from 0" if isinstance(control, Player) else "give a text"

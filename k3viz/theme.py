@@ -7,6 +7,8 @@ inside a filled shape. Every role has a second channel (a label, a hatch, a dash
 
 from __future__ import annotations
 
+import html
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +16,8 @@ from minimodel.formats import format_bytes, format_count, format_digits, format_
 
 __all__ = [
     "DARK", "FONT", "LIGHT", "MIXER_COLORS", "MIXER_DASHES", "ROLES", "Theme", "axis", "contrast", "diverging", "format_bytes",
-    "format_count", "format_digits", "format_number", "format_probability", "layout", "note", "plural", "sequential", "shade",
-    "text_on",
+    "format_count", "format_digits", "format_number", "format_probability", "layout", "literal", "note", "plural", "sequential", "shade",
+    "text_on", "wrapped",
 ]  # fmt: skip
 
 BLACK, WHITE = "#111111", "#ffffff"
@@ -91,6 +93,16 @@ def note(theme: Theme, text: str, x: float, y: float, *, size: int = 13, **more:
         "text": text, "x": x, "y": y, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom", "showarrow": False,
         "align": "left", "font": {"size": size, "color": theme.ink}, **more,
     }  # fmt: skip
+
+
+def literal(text: str) -> str:
+    """A text as plotly has to be given it: it takes "<" up to the next ">" for a tag, and "< 0.1 %, > 99.9 %" would vanish."""
+    return html.escape(text, quote=False)
+
+
+def wrapped(text: str, width: int) -> str:
+    """A text in lines of at most ``width`` letters, since plotly's titles and notes don't wrap by themselves."""
+    return "<br>".join(literal(line) for line in textwrap.wrap(text, width))
 
 
 def diverging(theme: Theme) -> list[list]:

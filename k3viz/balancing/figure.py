@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from k3viz.balancing.race import BalancingRace
 from k3viz.balancing.race_figure import race_picture
 from k3viz.balancing.story import BalancingStory, balancing_story, format_amount
-from k3viz.theme import LIGHT, ROLES, Theme, axis, layout, note
+from k3viz.theme import LIGHT, ROLES, Theme, axis, layout, note, wrapped
 
 LANES, SIDE = (0.0, 0.66), (0.74, 1.0)
 LOADS, MOVES = (0.56, 0.92), 0.4
@@ -48,7 +48,7 @@ def balancing_picture(story: BalancingStory, show: str, theme: Theme, *, title: 
     out = layout(theme, height=54 * m + top + 50, margin={"l": 44, "r": 20, "t": top, "b": 26}, annotations=notes, barmode="group",
                  shapes=lanes.lines(theme), bargap=0.3)  # fmt: skip
     if title:
-        text = "<br>".join(textwrap.wrap(story.sentence, 130))
+        text = wrapped(story.sentence, 130)
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.97, "yanchor": "top", "font": {"size": 13}}
     bare = {"showgrid": False, "zeroline": False, "ticks": ""}
     out |= {

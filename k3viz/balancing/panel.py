@@ -54,8 +54,8 @@ def balancing_panel(
         by_hand = [float(values[cut]) for cut in cuts] if how == "hand" else None
         story = balancing_story(scores=scores, scale=scale, how=how, cutoffs=by_hand)
         hidden = (*raced, *(() if how == "hand" else cuts))
-        return Drawing(story, balancing_picture(story, values["show"], theme, title=False), story.sentence, frame=values["step"],
-                       labels=labels, hidden=hidden)  # fmt: skip
+        return Drawing(story, balancing_picture(story, values["show"], theme, title=False), story.sentence,
+                       frame=min(values["step"], STEPS - 1), labels=labels, hidden=hidden)  # fmt: skip
 
     start = balancing_race()  # the defaults of the race
     low, high, step = _reach(first.scores)

@@ -141,4 +141,7 @@ def _run_bias(rule: str, top_k: int, skew: float, update: Callable[[Tensor, Tens
 
 def _summed(rule: str, loads: list[Tensor], moved: list[float], top_k: int) -> RuleRun:
     table = torch.stack(loads).numpy()
-    return RuleRun(rule, table, table.max(1) / (TOKENS * top_k / EXPERTS) - 1, np.array(moved))
+    arrays = table, table.max(1) / (TOKENS * top_k / EXPERTS) - 1, np.array(moved)
+    for x in arrays:
+        x.setflags(write=False)  # runs are kept and shared
+    return RuleRun(rule, *arrays)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import numpy as np
 
 from k3viz.balancing.race import EXPERTS, RULES, STEPS, BalancingRace
-from k3viz.theme import ROLES, Theme, axis, format_number, layout, note
+from k3viz.theme import ROLES, Theme, axis, format_number, layout, note, wrapped
 
 LEFT, RIGHT = (0.0, 0.5), (0.75, 1.0)
 UPPER, LOWER = (0.5, 0.92), (0.0, 0.26)
@@ -55,7 +54,7 @@ def race_picture(story: BalancingRace, theme: Theme, *, title: bool = True) -> d
     out = layout(theme, height=546 if title else 480, margin={"l": 50, "r": 30, "t": 96 if title else 30, "b": 66}, annotations=notes,
                  shapes=[now, even])  # fmt: skip
     if title:
-        text = "<br>".join(textwrap.wrap(story.sentence, 130))
+        text = wrapped(story.sentence, 130)
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.97, "yanchor": "top", "font": {"size": 13}}
     quiet = {"size": 12, "color": theme.muted}
     most = int(max(run.loads[story.step].max() for run in story.runs.values()))

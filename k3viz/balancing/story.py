@@ -132,11 +132,12 @@ def balancing_story(
     else:
         cuts = none if how == "none" else _by_hand(cutoffs, n)
     weights, after, _ = route(s, -cuts / scale, top_k)
-    return BalancingStory(
-        scores=table, margins=((s - cut[:, None]) * scale).numpy().round(9), cutoffs=cuts.numpy().round(9),
-        bias=((cuts.mean() - cuts) / scale).numpy(), before=before.numpy(), after=after.numpy(),
-        weights=weights.numpy(), scale=float(scale), how=how,
-    )  # fmt: skip
+    arrays = {"scores": table, "margins": ((s - cut[:, None]) * scale).numpy().round(9), "cutoffs": cuts.numpy().round(9),
+              "bias": ((cuts.mean() - cuts) / scale).numpy(), "before": before.numpy(), "after": after.numpy(),
+              "weights": weights.numpy()}  # fmt: skip
+    for x in arrays.values():
+        x.setflags(write=False)
+    return BalancingStory(**arrays, scale=float(scale), how=how)
 
 
 def _next_largest(x: torch.Tensor, top_k: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from k3viz.chunks.story import ChunksStory, chunks_story, largest_exponent, power
-from k3viz.theme import LIGHT, ROLES, Theme, axis, layout, note, sequential
+from k3viz.theme import LIGHT, ROLES, Theme, axis, layout, literal, note, sequential
 
 THREE = ((0.0, 0.28), (0.335, 0.615), (0.67, 0.95))  # where the matrices stand across the figure
 LEFT, RIGHT = (0.0, 0.41), (0.61, 1.0)  # reach and error
@@ -37,7 +37,7 @@ def chunks_picture(story: ChunksStory, show: int, theme: Theme, *, title: bool =
     show %= n
     out = layout(theme, height=640, margin={"l": 84, "r": 40, "t": 82 if title else 10, "b": 54}, barmode="overlay")
     if title:
-        text = story.sentence.replace("loop. ", "loop.<br>")
+        text = literal(story.sentence).replace("loop. ", "loop.<br>")
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.975, "yanchor": "top", "font": {"size": 13}}
     out["annotations"] = [note(theme, text, x[0], TOP[1] + 0.01) for text, x in zip(HEADS, THREE, strict=True)]
     data = []

@@ -47,7 +47,7 @@ def chunks_panel(
     controls = [
         Slider("chunk", "Chunk size", CHUNKS.index(chunk), 0, len(CHUNKS) - 1, 1, labels=tuple(f"{c} words" for c in CHUNKS)),
         Choice("gate", "Gate", story.gate, tuple(GATES.items())),
-        Slider("shift", "Fade faster, z", shift, -SHIFT, SHIFT, 1),
+        Slider("shift", "Fade faster, z", shift, -SHIFT, SHIFT, 1.0),
         Choice("numbers", "Γ and 1/Γ stored as", numbers, tuple((n, n) for n in NUMBERS)),
         Choice("head", "Head", "auto", (("auto", "the one that forgets most"), *heads)),
         Player("show", "Chunk shown", min(1, len(story.bounds) - 1), story.labels),

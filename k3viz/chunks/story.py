@@ -239,13 +239,12 @@ def _work(C: int, K: int, V: int) -> int:
 
 def read_tiles(model: K3ForCausalLM, text: str) -> dict[tuple[int, int], Tile]:
     """(layer, head) -> what that KDA head computes while ``model`` reads ``text``, in float64 on a private copy of the model."""
+    meeting.check_reader(model)
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"text must hold at least two words, got {text!r}")
     config, ids = model.config, meeting.encode(text)
     if not 2 <= len(ids) <= LONGEST:
         raise ValueError(f"text: this story is for 2 to {LONGEST} words, got {len(ids)}")
-    if config.vocab_size != len(meeting.VOCABULARY):
-        raise ValueError(f"model reads {config.vocab_size} words, the meeting vocabulary has {len(meeting.VOCABULARY)}")
     layers = [layer for layer in range(config.num_hidden_layers) if config.mixer(layer) == "kda"]
     if not layers:
         raise ValueError("model has no KDA layer, so there is nothing to cut into chunks")

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import torch
 
 from k3viz.decay.story import AGE, GATES, DecayStory, decay_story, half_life, log_decay, tokens_text
-from k3viz.theme import LIGHT, ROLES, Theme, axis, format_digits, format_number, layout, note, sequential
+from k3viz.theme import LIGHT, ROLES, Theme, axis, format_digits, format_number, layout, literal, note, sequential
 
 LEFT, RIGHT = (0.0, 0.4), (0.6, 1.0)  # gate and clock across the figure
 TOP, MANY, ONE = (0.67, 0.955), (0.27, 0.51), (0.0, 0.215)  # and how high: gate and clock, the two maps
@@ -42,7 +42,7 @@ def decay_picture(story: DecayStory, now: int, age: int, follow: int, theme: The
     now, row = now % T, follow - 1
     out = layout(theme, height=760, margin={"l": 74, "r": 62, "t": 96 if title else 14, "b": 92}, barmode="overlay")
     if title:
-        text = story.sentence(now, age).replace(". A note", ".<br>A note").replace("; one", ";<br>one")
+        text = literal(story.sentence(now, age)).replace(". A note", ".<br>A note").replace("; one", ";<br>one")
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.98, "yanchor": "top", "font": {"size": 13}}
     data = [*_gate(story, now, row, theme, out), *_clock(story, age, theme, out)]
     largest = float(np.abs(story.beta[:, None] * story.k).max()) or 1.0

@@ -16,10 +16,9 @@ def read_heads(model: K3ForCausalLM, text: str) -> dict[tuple[int, int], Head]:
 
     Raises ValueError for a text or a model that doesn't fit: unknown words, another vocabulary, no KDA layer.
     """
+    meeting.check_reader(model)
     split(text)
     config = model.config
-    if config.vocab_size != len(meeting.VOCABULARY):
-        raise ValueError(f"model reads {config.vocab_size} words, the meeting vocabulary has {len(meeting.VOCABULARY)}")
     layers = [layer for layer in range(config.num_hidden_layers) if config.mixer(layer) == "kda"]
     if not layers:
         raise ValueError("model has no KDA layer, so it has no dials")

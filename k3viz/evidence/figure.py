@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from k3viz.evidence.story import MEASURED, PUBLISHED, EvidenceStory, Facet, evidence_story
-from k3viz.theme import LIGHT, ROLES, Theme, axis, layout
+from k3viz.theme import LIGHT, ROLES, Theme, axis, layout, wrapped
 
 HATCHES = {PUBLISHED: "/", MEASURED: ""}
 MARKERS = {PUBLISHED: "diamond", MEASURED: "circle"}
@@ -36,7 +36,7 @@ def evidence_figure(*, story: EvidenceStory | None = None, theme: Theme = LIGHT)
     out = layout(theme, height=total + 80, margin=margin, annotations=notes, barmode="overlay", **axes)
     legend = "  ".join(f"<span style='color:{ROLES[kind]}'>{mark}</span> {said}" for kind, mark, said in
                        ((PUBLISHED, "▨ ◆", "published, source below the claim"), (MEASURED, "■", "measured by this project")))  # fmt: skip
-    text = "<br>".join([*textwrap.wrap(story.sentence, 125), legend])
+    text = f"{wrapped(story.sentence, 125)}<br>{legend}"
     out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 1 - 14 / (total + 80), "yanchor": "top", "font": {"size": 13}}
     return go.Figure({"data": data, "layout": out})
 

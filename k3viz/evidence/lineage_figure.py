@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from k3viz.evidence.story import LineageStory, lineage_story
-from k3viz.theme import LIGHT, ROLES, Theme, axis, layout
+from k3viz.theme import LIGHT, ROLES, Theme, axis, layout, wrapped
 
 LINE, PAD, WAY = 16, 12, 150  # px: a line of text, around a component, the models on the way
 MIDDLE = 0.47  # between ancestors and components
@@ -34,7 +34,7 @@ def lineage_figure(*, story: LineageStory | None = None, theme: Theme = LIGHT) -
     out["xaxis"] = axis(theme, domain=(0.06, 0.94), anchor="y", range=[months[0] - 0.8, months[-1] + 1.2], showgrid=False, zeroline=False,
                         tickvals=months, ticktext=list(story.timeline.column("month")))  # fmt: skip
     out["yaxis"] = axis(theme, domain=(1 - (WAY - 40) / total, 1), anchor="x", visible=False, range=[-1, 1])
-    text = "<br>".join(textwrap.wrap(f"{story.sentence} Left: what it grew from. Right: the component and its source.", 125))
+    text = wrapped(f"{story.sentence} Left: what it grew from. Right: the component and its source.", 125)
     out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 1 - 14 / (total + 60), "yanchor": "top", "font": {"size": 13}}
     return go.Figure({"data": data, "layout": out})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import plotly.graph_objects as go
 from k3viz.experts.scale import ExpertsAtScale
 from k3viz.experts.scale_figure import scale_picture
 from k3viz.experts.story import ExpertsStory, experts_story
-from k3viz.theme import LIGHT, ROLES, Theme, axis, format_number, layout, note, text_on
+from k3viz.theme import LIGHT, ROLES, Theme, axis, format_number, layout, note, text_on, wrapped
 
 FLOW, SIDE = (0.0, 0.64), (0.73, 1.0)
 UPPER, LOADS = (0.44, 0.86), (0.0, 0.26)
@@ -39,7 +38,7 @@ def experts_picture(story: ExpertsStory, theme: Theme, *, title: bool = True) ->
     ]
     out = layout(theme, height=620 if title else 560, margin={"l": 44, "r": 24, "t": 104 if title else 40, "b": 30}, annotations=notes)
     if title:
-        text = "<br>".join(textwrap.wrap(story.sentence, 130))
+        text = wrapped(story.sentence, 130)
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.97, "yanchor": "top", "font": {"size": 13}}
     bare = {"showgrid": False, "zeroline": False, "ticks": ""}
     words = [f"<b>{w}</b>" if t == story.token else w for t, w in enumerate(story.tokens)]

@@ -17,6 +17,7 @@ from minimodel.formats import format_bytes, format_count, format_probability, pl
 
 TOKENS, WIDTH = 512, 32  # tokens of a batch, channels of the seeded router; chosen
 SKEWS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)  # spread of the experts' popularity, in logits
+RANKS = 16  # chosen
 BYTES = 2  # a number in bfloat16
 MOST_EXPERTS = 1024
 
@@ -73,14 +74,16 @@ def experts_at_scale(
     top_k: int | None = None,
     latent: int | None = None,
     shared: int | None = None,
-    ranks: int = 16,
+    ranks: int | None = None,
     skew: int = 3,
 ) -> ExpertsAtScale:
     """Route one seeded batch at a config's size.
 
     config: its experts, top-k, widths (default: K3's). top_k, latent, shared: replace the config's. ranks: that the experts and tokens are
-    dealt to evenly, in order. skew: index into ``SKEWS``. Raises ValueError naming the argument.
+    dealt to evenly, in order (default: 16, at most one an expert). skew: index into ``SKEWS``. Raises ValueError naming the argument.
     """
+    if config is not None and not isinstance(config, K3Config):
+        raise ValueError(f"config must be a K3Config, got {type(config).__name__}")
     config = K3Config.k3() if config is None else config
     E, D = config.num_experts, config.hidden_size
     if not 2 <= E <= MOST_EXPERTS or not any(config.is_moe_layer(i) for i in range(config.num_hidden_layers)):
@@ -88,6 +91,7 @@ def experts_at_scale(
     top_k = config.num_experts_per_token if top_k is None else top_k
     latent = (config.routed_expert_hidden_size or D) if latent is None else latent
     shared = config.num_shared_experts if shared is None else shared
+    ranks = min(RANKS, E) if ranks is None else ranks
     for name, value, low, high in (("top_k", top_k, 1, E - 1), ("latent", latent, 1, D), ("shared", shared, 0, 16), ("ranks", ranks, 1, E),
                                    ("skew", skew, 0, len(SKEWS) - 1)):  # fmt: skip
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -136,7 +140,9 @@ def _balanced(E: int, top_k: int, skew: float) -> np.ndarray:
 
 
 def _loads(indices: np.ndarray, E: int) -> np.ndarray:
-    return np.bincount(indices.ravel(), minlength=E)
+    loads = np.bincount(indices.ravel(), minlength=E)
+    loads.setflags(write=False)
+    return loads
 
 
 def _crossing(indices: np.ndarray, E: int, ranks: int) -> float:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import Any
 
 import numpy as np
 
 from k3viz.experts.scale import SKEWS, TOKENS, ExpertsAtScale
-from k3viz.theme import ROLES, Theme, axis, format_bytes, format_count, format_number, format_probability, layout, note, plural
+from k3viz.theme import (
+    ROLES,
+    Theme,
+    axis,
+    format_bytes,
+    format_count,
+    format_number,
+    format_probability,
+    layout,
+    literal,
+    note,
+    plural,
+    wrapped,
+)
 
 LEFT, MIDDLE, RIGHT = (0.0, 0.27), (0.38, 0.63), (0.8, 1.0)
 POINTS = 128  # of a sorted load curve
@@ -57,7 +69,7 @@ def scale_picture(story: ExpertsAtScale, theme: Theme, *, title: bool = True) ->
         note(theme, "<b>Tokens an expert</b>, fullest first", LEFT[0], 1.0, yshift=24),
         note(theme, curve_names, LEFT[0], 1.0, yshift=4, size=12),
         note(theme, "<b>Dead experts, hidden by entropy</b>", MIDDLE[0] - 0.03, 1.0, yshift=24),
-        note(theme, shares, MIDDLE[0] - 0.03, 1.0, yshift=4, size=12),
+        note(theme, literal(shares), MIDDLE[0] - 0.03, 1.0, yshift=4, size=12),
         note(theme, "<b>Messages between ranks</b>", RIGHT[0] - 0.08, 1.0, yshift=24),
         note(theme, f"{format_number(story.crossing)} a token, there and back", RIGHT[0] - 0.08, 1.0, yshift=4, size=12),
         note(theme, made, 0.0, 0.0, yshift=-90, size=12),
@@ -77,7 +89,7 @@ def scale_picture(story: ExpertsAtScale, theme: Theme, *, title: bool = True) ->
     out = layout(theme, height=560 if title else 460, margin={"l": 84, "r": 30, "t": 156 if title else 56, "b": 100}, annotations=notes,
                  shapes=[mark, flat])  # fmt: skip
     if title:
-        text = "<br>".join(textwrap.wrap(story.sentence, 130))
+        text = wrapped(story.sentence, 130)
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.97, "yanchor": "top", "font": {"size": 13}}
     quiet = {"size": 12, "color": theme.muted}
     out |= {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from minimodel import K3ForCausalLM, record
 from minimodel.formats import format_number, format_probability, plural
@@ -100,8 +100,7 @@ class ExpertsRun:
 
 def expert_layers(model: K3ForCausalLM) -> tuple[int, ...]:
     """0-based layers with experts. ValueError for a model that this story can't read."""
-    if model.config.vocab_size != len(meeting.VOCABULARY):
-        raise ValueError(f"model reads {model.config.vocab_size} words, the meeting vocabulary has {len(meeting.VOCABULARY)}")
+    meeting.check_reader(model)
     layers = tuple(i for i in range(model.config.num_hidden_layers) if model.config.is_moe_layer(i))
     if not layers or model.config.num_experts > MOST_EXPERTS:
         raise ValueError(f"model must have 1 to {MOST_EXPERTS} experts in some layer, got {model.config.num_experts if layers else 0}")
@@ -125,8 +124,8 @@ def read(model: K3ForCausalLM, text: str, top_k: int | None, shared: bool) -> Ex
     with torch.no_grad(), record(nn.ModuleList(block.gate for block in blocks.values())) as trace:
         p = reader(torch.tensor([ids])).logits[0, -1].softmax(-1)
     routed = {
-        i: (trace[f"layers.{i}.moe.scores"].numpy(), block.gate.e_score_correction_bias.numpy(), trace[f"layers.{i}.moe.indices"].numpy(),
-            trace[f"layers.{i}.moe.weights"].numpy())
+        i: tuple(_frozen(x) for x in (trace[f"layers.{i}.moe.scores"], block.gate.e_score_correction_bias,
+                                      trace[f"layers.{i}.moe.indices"], trace[f"layers.{i}.moe.weights"]))
         for i, block in blocks.items()
     }  # fmt: skip
     return ExpertsRun(tuple(meeting.VOCABULARY[i] for i in ids), routed, model.config.num_shared_experts if shared else 0,
@@ -144,6 +143,12 @@ def tell(run: ExpertsRun, plain: ExpertsRun, layer: int, token: int) -> ExpertsS
     return ExpertsStory(
         run.tokens, layer, tuple(run.routed), scores, bias, indices, weights, run.shared, token % T, run.answer, plain.answer
     )
+
+
+def _frozen(x: Tensor) -> np.ndarray:
+    out = x.numpy().copy()
+    out.setflags(write=False)
+    return out
 
 
 def _said(answer: tuple[str, float]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from k3viz.four_bit.story import FourBitStory, four_bit_story
-from k3viz.theme import LIGHT, ROLES, Theme, axis, format_bytes, format_number, format_probability, layout, note
+from k3viz.theme import LIGHT, ROLES, Theme, axis, format_bytes, format_number, format_probability, layout, literal, note
 from minimodel.mxfp4 import E2M1
 
 LEFT, RIGHT = (0.0, 0.6), (0.7, 1.0)  # block and training across the figure
@@ -32,7 +32,7 @@ def four_bit_picture(story: FourBitStory, step: int, theme: Theme, *, title: boo
     step %= count
     out = layout(theme, height=600, margin={"l": 56, "r": 24, "t": 116 if title else 58, "b": 54})
     if title:
-        text = story.sentence(step).replace("%. ", "%.<br>").replace(", with", ",<br>with")
+        text = literal(story.sentence(step)).replace("%. ", "%.<br>").replace(", with", ",<br>with")
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.975, "yanchor": "top", "font": {"size": 13}}
     data = [*_block(story, step, theme, out), *_training(story, step, theme, out)]
     return {"data": data, "layout": out}

@@ -174,6 +174,8 @@ def input_moments(alike: float) -> Tensor:
 
 def expert_blocks(model: K3ForCausalLM) -> Tensor:
     """[blocks, 32] blocks of the down projections of the first layer with routed experts, expert by expert, row by row, float64."""
+    if not isinstance(model, K3ForCausalLM):
+        raise ValueError(f"model must be a K3ForCausalLM, got {type(model).__name__}")
     moe = next((layer.block_sparse_moe for layer in model.model.layers if layer.block_sparse_moe is not None), None)
     if moe is None:
         raise ValueError("model has no routed experts, whose weights K3 stores in four bits")

@@ -24,6 +24,7 @@ from k3viz.theme import (
     sequential,
     shade,
     text_on,
+    wrapped,
 )  # fmt: skip
 
 STACK, BLOCK, PARTS = (0.80, 0.97), (0.17, 0.66), (0.17, 0.66)  # heights of the three pictures, as shares of the page
@@ -70,7 +71,7 @@ def hybrid_picture(story: HybridStory, theme: Theme, *, title: bool = True) -> d
     out = layout(theme, height=700, margin={"l": 62, "r": 14, "t": 96 if title else 26, "b": 14}, barmode="stack", bargap=0.15,
                  annotations=notes, shapes=shapes)  # fmt: skip
     if title:
-        out["title"] = {"text": "<br>".join(textwrap.wrap(story.sentence, 118)), "x": 0.01, "xanchor": "left", "y": 0.985, "yanchor": "top",
+        out["title"] = {"text": wrapped(story.sentence, 118), "x": 0.01, "xanchor": "left", "y": 0.985, "yanchor": "top",
                         "font": {"size": 14}}  # fmt: skip
     last = len(story.steps) - 1
     out["xaxis"] = axis(theme, domain=[0, 1], anchor="y", range=[-0.6, last + 0.6], showgrid=False, zeroline=False,

@@ -17,8 +17,8 @@ COSTLIEST = "costliest"
 def hybrid_panel(
     *,
     scale: str = "2.8T",
-    pattern: str = "KKKM",
-    at: int = 4,
+    pattern: str | None = None,
+    at: int | None = None,
     part: str | None = None,
     lens: str = "compute",
     tokens: int = 131_072,
@@ -47,12 +47,12 @@ def hybrid_panel(
 
     options = {COSTLIEST: "the costliest part", **_options()}
     controls = [
-        Player("at", "The token is in", at, first.labels),
+        Player("at", "The token is in", first.at, first.labels),
         Choice("lens", "Cost", lens, tuple((name, text) for name, (_, text) in LENSES.items())),
         Choice("part", "Look into", part or COSTLIEST, tuple(options.items())),
         Slider("tokens", "Tokens read", tokens.bit_length() - 1, 0, LONGEST.bit_length() - 1, 1,
                labels=tuple(format_count(1 << p) for p in range(LONGEST.bit_length()))),
-        Text("pattern", "Pattern of layers, repeated (K: KDA, M: MLA)", pattern),
+        Text("pattern", "Pattern of layers, repeated (K: KDA, M: MLA)", first.pattern),
     ]  # fmt: skip
     if not own:
         controls.insert(1, Choice("scale", "Size", scale, tuple((name, label) for name, (label, _) in SCALES.items())))

@@ -96,8 +96,8 @@ class HybridStory:
 def hybrid_story(
     *,
     scale: str = "2.8T",
-    pattern: str = "KKKM",
-    at: int = 4,
+    pattern: str | None = None,
+    at: int | None = None,
     part: str | None = None,
     lens: str = "compute",
     tokens: int = 131_072,
@@ -107,11 +107,15 @@ def hybrid_story(
     """Follow one token through a hybrid and count what its parts cost.
 
     scale: "tiny", "48B" or "2.8T"; config, model: another one instead. pattern: K (KDA) and M (MLA), repeated over the depth; the last
-    layer is MLA wherever M occurs, as in K3. at: 0 is the embedding, then the layers from 1, then the output. part: of that step (default:
-    its largest under the lens). lens: "parameters", "compute" or "memory". tokens: read so far. Raises ValueError that names the argument.
+    layer is MLA wherever M occurs, as in K3 (default: the model's own). at: 0 is the embedding, then the layers from 1, then the output
+    (default: layer 4, or the last one). part: of that step (default: its largest under the lens). lens: "parameters", "compute" or
+    "memory". tokens: read so far. Raises ValueError that names the argument.
     """
-    if model is not None:
-        config = model.config
+    if model is not None and not isinstance(model, K3ForCausalLM):
+        raise ValueError(f"model must be a K3ForCausalLM, got {type(model).__name__}")
+    config = config if model is None else model.config
+    if config is not None and not isinstance(config, K3Config):
+        raise ValueError(f"config must be a K3Config, got {type(config).__name__}")
     if config is None and scale not in SCALES:
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
     if lens not in LENSES:
@@ -121,7 +125,9 @@ def hybrid_story(
     native = native()
     if {native.linear_mixer, native.full_mixer} != {"kda", "mla"} or native.linear_mixer != "kda":
         raise ValueError(f"config must have KDA and MLA layers, got {native.linear_mixer!r} and {native.full_mixer!r}")
+    pattern = own_pattern(native) if pattern is None else pattern
     shown = with_pattern(native, pattern)
+    at = min(4, shown.num_hidden_layers) if at is None else at
     _whole("at", at, 0, shown.num_hidden_layers + 1)
     steps, cost = layers_of(shown, tokens), LENSES[lens][0]
     step = steps[at]
@@ -143,6 +149,16 @@ def with_pattern(config: K3Config, pattern: str) -> K3Config:
     layers[-1] = "M" if "M" in letters else "K"
     slots = {x: tuple(i + 1 for i, letter in enumerate(layers) if letter == x) for x in "KM"}
     return config.replace(linear_attn_config=replace(config.linear_attn_config, kda_layers=slots["K"], full_attn_layers=slots["M"]))
+
+
+def own_pattern(config: K3Config) -> str:
+    """The shortest pattern that gives the config's own layers. ValueError if none does: the last layer is KDA, but not all others."""
+    letters = "".join("K" if config.mixer(i) == "kda" else "M" for i in range(config.num_hidden_layers))
+    slots = config.linear_attn_config
+    for n in range(1, len(letters) + 1):
+        if with_pattern(config, letters[:n]).linear_attn_config == slots:
+            return letters[:n]
+    raise ValueError(f"config: where there are MLA layers the last layer must be one, as in K3, got the layers {letters}")
 
 
 def operations(n: float) -> str:

@@ -4,13 +4,12 @@ them what each published model costs where it is served."""
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import Any
 
 import plotly.graph_objects as go
 
 from k3viz.memory.story import OWN, MemoryStory, curve_text, memory_story
-from k3viz.theme import LIGHT, MIXER_COLORS, MIXER_DASHES, Theme, axis, format_bytes, format_count, layout
+from k3viz.theme import LIGHT, MIXER_COLORS, MIXER_DASHES, Theme, axis, format_bytes, format_count, layout, wrapped
 
 LEFT, RIGHT = (0.0, 0.235), (0.48, 0.775)  # each with room for the names at the ends of its lines
 DASHES = {"k3": "solid", "kimi_linear": "dash", "kimi_k2": "solid", "deepseek_v3": "dot", "k3_all_mla": "dash"}
@@ -58,7 +57,7 @@ def memory_picture(story: MemoryStory, scale: str, theme: Theme, *, title: bool 
     notes += large.names([(c.label, c.bytes[-1], MIXER_COLORS[c.mixer]) for c in story.published], theme)
     sizes = "Published sizes and yours" if OWN in [c.name for c in story.published] else "Published sizes"
     notes += [_heading("Measured (dots) and the formula (lines)", LEFT, theme),
-              _heading(f"{sizes}, {story.dtype}, by the formula{_batch(story)}", RIGHT, theme)]  # fmt: skip
+              _heading(f"{sizes}, {story.dtype}, {_batch(story)}", RIGHT, theme)]  # fmt: skip
     if story.published:
         table = (below - BETWEEN) / (below + CHARTS)
         data.append(_table(story, table, theme))
@@ -70,7 +69,7 @@ def memory_picture(story: MemoryStory, scale: str, theme: Theme, *, title: bool 
     margin = {"l": 70, "r": 10, "t": top, "b": bottom}
     out = layout(theme, height=top + CHARTS + below + bottom, margin=margin, annotations=notes)
     if title:
-        text = f"{_wrapped(story.measured_sentence)}<br>{_wrapped(story.sentence)}"
+        text = f"{wrapped(story.measured_sentence, 118)}<br>{wrapped(story.sentence, 118)}"
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.97, "yanchor": "top", "font": {"size": 13}}
     small.add(out, "", theme)
     large.add(out, "2", theme)
@@ -135,13 +134,9 @@ def _table(story: MemoryStory, top: float, theme: Theme) -> dict[str, Any]:
 
 
 def _batch(story: MemoryStory) -> str:
-    return "" if story.batch == 1 else f", batch of {format_count(story.batch)}"
+    return "by the formula" if story.batch == 1 else f"batch of {format_count(story.batch)}"
 
 
 def _heading(text: str, domain: tuple[float, float], theme: Theme, *, y: float = 1.02) -> dict[str, Any]:
     return {"text": f"<b>{text}</b>", "x": domain[0], "y": y, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom",
             "showarrow": False, "font": {"size": 13, "color": theme.ink}}  # fmt: skip
-
-
-def _wrapped(sentence: str) -> str:
-    return "<br>".join(textwrap.wrap(sentence, 118))

@@ -59,7 +59,7 @@ def memory_panel(
             kinds=values["kinds"], models=[m for m in chosen if m != OWN], tokens=tokens, context=1 << int(values["context"]), config=yours,
             dtype=values["dtype"], batch=1 << int(values["batch"]), memory=_gigabytes(int(values["memory"])), weights=values["weights"],
         )  # fmt: skip
-        sentence = f"{story.sentence} {story.bill_sentence} {story.measured_sentence}"
+        sentence = " ".join(filter(None, (story.sentence, story.bill_sentence, story.measured_sentence)))
         return Drawing(story, memory_picture(story, values["scale"], theme, title=False), sentence, hidden=_idle(pattern, yours))
 
     powers, batches = range(6, LONGEST.bit_length()), range(MOST.bit_length())  # 64 tokens is the least that ``memory_story`` takes

@@ -91,16 +91,20 @@ class MemoryStory:
 
     @property
     def bill_sentence(self) -> str:
-        """How many sessions fit beside the weights, and what a new token moves, for one's own model or else the first one."""
+        """How many sessions fit beside the weights, and what a new token moves, for one's own model or else K3 or the first one.
+
+        Empty without a published model.
+        """
         if not self.published:
-            return "Choose at least one published model."
+            return ""
         named = {c.name: c for c in self.published}
         c = named.get(OWN) or named.get("k3") or self.published[0]
-        fits = f"{format_count(c.bill.sessions)} {plural('such session', c.bill.sessions)} of {c.label}"
-        return (
-            f"{format_bytes(self.memory)} of GPU memory hold {fits} beside {format_bytes(c.bill.weights)} of weights; "
-            f"each new token moves {format_bytes(c.bill.moved)}."
-        )
+        room, weights = f"{format_bytes(self.memory)} of GPU memory", f"{format_bytes(c.bill.weights)} of weights"
+        if c.bill.weights > self.memory:
+            said = f"{room} can't hold the {weights} of {c.label}"
+        else:
+            said = f"{room} hold {format_count(c.bill.sessions)} {plural('such session', c.bill.sessions)} of {c.label} beside {weights}"
+        return f"{said}; each new token moves {format_bytes(c.bill.moved)}."
 
     @property
     def measured_sentence(self) -> str:
@@ -135,7 +139,7 @@ def memory_story(
     Raises ValueError naming the argument.
     """
     for name, chosen, known in (("kinds", kinds, KINDS), ("models", models, MODELS)):
-        unknown = [x for x in chosen if x not in known] if not isinstance(chosen, str) else [chosen]
+        unknown = [x for x in chosen if x not in list(known)] if isinstance(chosen, (list, tuple)) else [chosen]
         if unknown:
             raise ValueError(f"{name}: unknown {unknown[0]!r}; choose a list from {', '.join(known)}")
     for name, value, low, high in (("tokens", tokens, 64, 4096), ("context", context, 64, LONGEST), ("batch", batch, 1, MOST)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from k3viz.theme import (
     note,
     shade,
     text_on,
+    wrapped,
 )  # fmt: skip
 
 HEADS, CARDS, LOWER = (0.78, 0.94), (0.43, 0.71), (0.0, 0.25)  # how high: attention, cards, and below them the gate and the costs
@@ -65,7 +65,7 @@ def mla_picture(story: MLAStory, position: int, theme: Theme, *, title: bool = T
             _edge(story, theme), _gate(story, position, theme), *costs]  # fmt: skip
     out = layout(theme, height=720, margin={"l": 106, "r": 20, "t": 90 if title else 34, "b": 50}, annotations=notes)
     if title:
-        said = "<br>".join(textwrap.wrap(story.sentence_at(position), 125))
+        said = wrapped(story.sentence_at(position), 125)
         out["title"] = {"text": said, "x": 0.01, "xanchor": "left", "y": 0.975, "yanchor": "top", "font": {"size": 13}}
     return {"data": data, "layout": out | _axes(story, theme)}
 

@@ -75,6 +75,8 @@ def count_forms(config: K3Config | None, context: int, at_once: int) -> Forms:
     for name, value, high in (("context", context, LONGEST), ("at_once", at_once, MOST_AT_ONCE)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
             raise ValueError(f"{name} must be a whole number from 1 to {high}, got {value!r}")
+    if config is not None and not isinstance(config, K3Config):
+        raise ValueError(f"config must be a K3Config, got {type(config).__name__}")
     name = "Kimi K3" if config is None else "this config"
     c = K3Config.k3() if config is None else config
     return Forms(name, context, at_once, c.num_attention_heads, c.kv_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)

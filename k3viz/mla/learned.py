@@ -30,8 +30,7 @@ def learned_trace(model: K3ForCausalLM, text: str | None, slot: str, gate: str) 
         raise ValueError(f"text: at most {LONGEST} tokens fit in this story, got {len(notes)}")
     if slot not in meeting.SLOTS:
         raise ValueError(f"slot must be one of {', '.join(meeting.SLOTS)}, got {slot!r}")
-    if model.config.vocab_size != len(meeting.VOCABULARY):
-        raise ValueError(f"model reads {model.config.vocab_size} words, the meeting vocabulary has {len(meeting.VOCABULARY)}")
+    meeting.check_reader(model)
     layers = [i for i in range(model.config.num_hidden_layers) if model.config.mixer(i) == "mla"]
     if not layers or not model.config.mla_use_output_gate:
         raise ValueError("model has no Gated MLA layer, so it keeps no cards behind a gate")

@@ -49,12 +49,9 @@ def mla_panel(
 
     mode = BY_HAND if model is None else LEARNED
     start = story_of({"mode": mode, "text": text, "slot": slot, "gate": gate, "recency": recency, "at_once": 0})
-    shown = {"mode": mode}
 
     def draw(values: dict[str, Any], theme: Theme) -> Drawing:
         story = story_of(values)
-        if values["mode"] != shown["mode"]:  # other cards: read them to the end
-            shown["mode"], values["position"] = values["mode"], len(story.tokens)
         position = min(values["position"], len(story.tokens) - 1)
         sentence = f"{story.sentence_at(position)} {story.forms_sentence}"
         hidden = ("recency",) if story.learned else ("text",)
@@ -67,7 +64,7 @@ def mla_panel(
         Choice("mode", "Cards", mode, ((BY_HAND, "chosen by hand"), (LEARNED, "of the trained model"))),
         Choice("slot", "Asked for", slot, tuple((row, f"the {row}") for row in ROWS)),
         Choice("gate", "Output gate", gate, tuple((g, "as computed" if g == "learned" else f"held {g}") for g in GATES)),
-        Slider("recency", "Preference for later notes", recency, 0, 24, 1),
+        Slider("recency", "Preference for later notes", recency, 0.0, 24.0, 1.0),
         Slider("at_once", "Tokens read at once", 0, 0, len(at_once) - 1, 1, labels=at_once),
         Text("text", "The model reads", text),
     ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from k3viz.muon.story import MUON_STEPS, SIZE, STEPS, MuonStory, muon_story
-from k3viz.theme import LIGHT, ROLES, Theme, axis, format_digits, layout, note
+from k3viz.theme import LIGHT, ROLES, Theme, axis, format_digits, layout, note, wrapped
 
 LEFT, RIGHT = (0.0, 0.45), (0.55, 1.0)
 NARROW, BROAD = (0.0, 0.3), (0.38, 1.0)  # the two below
@@ -56,7 +55,7 @@ def muon_picture(story: MuonStory, step: int, theme: Theme, *, title: bool = Tru
     out = layout(theme, height=620, margin={"l": 64, "r": 20, "t": 96 if title else 30, "b": 50}, annotations=notes, barmode="group",
                  bargap=0.3, bargroupgap=0.08)  # fmt: skip
     if title:
-        text = "<br>".join(textwrap.wrap(f"{story.sentence_at(step)} Gradient: {story.source}.", 125))
+        text = wrapped(f"{story.sentence_at(step)} Gradient: {story.source}.", 125)
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.975, "yanchor": "top", "font": {"size": 13}}
     return {"data": data, "layout": out | _axes(story, step, theme)}
 

@@ -103,8 +103,7 @@ def chosen_gradient(directions: int) -> Tensor:
 
 def model_gradient(model: K3ForCausalLM) -> tuple[Tensor, str]:
     """([heads, rows, width], where it comes from): the query gradient of the first KDA layer on one seeded batch of meeting notes."""
-    if model.config.vocab_size != len(meeting.VOCABULARY):
-        raise ValueError(f"model reads {model.config.vocab_size} words, the meeting vocabulary has {len(meeting.VOCABULARY)}")
+    meeting.check_reader(model)
     layer = next((i for i in range(model.config.num_hidden_layers) if model.config.mixer(i) == "kda"), None)
     if layer is None:
         raise ValueError("model has no KDA layer, so it has no query projection that is cut by head")

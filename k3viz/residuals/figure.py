@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from k3viz.residuals.story import ResidualsStory, residuals_story
-from k3viz.theme import LIGHT, ROLES, Theme, axis, format_number, format_probability, layout, note, sequential, shade, text_on
+from k3viz.theme import LIGHT, ROLES, Theme, axis, format_number, format_probability, layout, note, sequential, shade, text_on, wrapped
 
 LEARNED, PLAIN, MIX = (0.0, 0.29), (0.32, 0.655), (0.785, 1.0)  # where the three upper parts stand across the figure
 UPPER, LOWER = (0.42, 0.94), (0.0, 0.21)
@@ -58,7 +57,7 @@ def residuals_picture(story: ResidualsStory, theme: Theme, *, title: bool = True
     out = layout(theme, height=700 if title else 620, margin={"l": 156, "r": 40, "t": 104 if title else 10, "b": 66},
                  annotations=notes, shapes=shapes, barmode="group", bargap=0.25, bargroupgap=0.08)  # fmt: skip
     if title:
-        text = "<br>".join(textwrap.wrap(story.sentence, 138))
+        text = wrapped(story.sentence, 138)
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.985, "yanchor": "top", "font": {"size": 13}}
     short = [name.removeprefix("layers ").removeprefix("layer ").replace("embedding", "emb.") for name in story.sources]
     sources = {"tickvals": list(range(N)), "ticktext": short, "tickangle": 0,

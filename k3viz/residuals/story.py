@@ -133,8 +133,7 @@ def residuals_story(
 
 def trained_block(model: K3ForCausalLM) -> int:
     """Layers a block, as the model was trained. ValueError for a model that this story can't read."""
-    if model.config.vocab_size != len(meeting.VOCABULARY):
-        raise ValueError(f"model reads {model.config.vocab_size} words, the meeting vocabulary has {len(meeting.VOCABULARY)}")
+    meeting.check_reader(model)
     if model.config.attn_res_block_size is None:
         raise ValueError("model has plain residuals (attn_res_block_size is None), so it has no depth weights")
     return model.config.attn_res_block_size
@@ -206,8 +205,8 @@ def tell(
     pulled = run.weights * run.norms
     return ResidualsStory(
         tokens=run.tokens, readers=tuple(_reader_name(n, layers) for n in sublayers), sources=_source_names(block, layers),
-        weights=run.weights, learned_share=pulled / np.nansum(pulled, -1, keepdims=True),
-        plain_share=run.norms / np.nansum(run.norms, -1, keepdims=True),
+        weights=run.weights, learned_share=_frozen(pulled / np.nansum(pulled, -1, keepdims=True)),
+        plain_share=_frozen(run.norms / np.nansum(run.norms, -1, keepdims=True)),
         partial=tuple(n % (2 * block) != 0 and n < 2 * layers for n in sublayers), token=token, reader=reader, block=block,
         trained_block=trained, query=query, length=float(length), asked=shares, answer=run.answer, learned_answer=learned.answer,
         plain_answer=plain,
@@ -251,7 +250,12 @@ def _padded(rows: list[Tensor], N: int) -> np.ndarray:
     out = np.full((len(rows), len(rows[0]), N), np.nan)
     for row, x in zip(out, rows, strict=True):
         row[:, : x.shape[1]] = x.double().numpy()
-    return out
+    return _frozen(out)
+
+
+def _frozen(x: np.ndarray) -> np.ndarray:
+    x.setflags(write=False)
+    return x
 
 
 def _shares(asked: Sequence[float], n: int) -> tuple[float, ...]:

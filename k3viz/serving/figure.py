@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import plotly.graph_objects as go
 
 from k3viz.serving.story import BLOCK, COPY, SCALE, SPEED, ServingStory, dollars, serving_story
-from k3viz.theme import LIGHT, ROLES, Theme, axis, format_bytes, format_count, format_number, format_probability, layout, note
+from k3viz.theme import LIGHT, ROLES, Theme, axis, format_bytes, format_count, format_number, format_probability, layout, note, wrapped
 from minimodel.facts import Serving
 
 UPPER, LOWER = (0.57, 0.92), (0.08, 0.39)
@@ -47,22 +46,22 @@ def serving_picture(story: ServingStory, turn: int, theme: Theme, *, title: bool
         note(theme, f"{key} a million (published)   ◆ snapshot kept", 1, UPPER[1] + above, size=12, xanchor="right"),
         note(theme, "<b>The bill so far</b>", LEFT[0], LOWER[1] + above),
         note(theme, "<b>Time to the first token</b>", RIGHT[0], LOWER[1] + above),
-        note(theme, _small_print(), 0, -0.125, size=11),
+        note(theme, _small_print(story), 0, -0.125, size=11),
         *names, *more, *_shares(story, turn, theme),
     ]  # fmt: skip
     out = layout(theme, height=650, margin={"l": 64, "r": 16, "t": 110 if title else 30, "b": 70}, annotations=notes, barmode="stack",
                  bargap=0.35)  # fmt: skip
     if title:
-        said = "<br>".join(textwrap.wrap(story.sentence_at(turn), 125))
+        said = wrapped(story.sentence_at(turn), 125)
         out["title"] = {"text": said, "x": 0.01, "xanchor": "left", "y": 0.975, "yanchor": "top", "font": {"size": 13}}
     data = [*_bars(story, turn, theme), _snapshots(story, turn, theme), *lines, *waits]
     return {"data": data, "layout": out | _axes(story, bill, wait, theme)}
 
 
-def _small_print() -> str:
+def _small_print(story: ServingStory) -> str:
     return (
         f"Hits: a tiny K3 with a real prefix cache, 1 of its tokens for {SCALE}, blocks of {BLOCK}. Times: a model of a chosen machine, "
-        f"at K3's size:<br>FLOPs of the tokens read / ({format_count(SPEED)} FLOP/s) + bytes resumed / ({format_bytes(COPY)}/s). "
+        f"at {story.size}'s size:<br>FLOPs of the tokens read / ({format_count(SPEED)} FLOP/s) + bytes resumed / ({format_bytes(COPY)}/s). "
         f"Published for coding: more than {format_probability(Serving.coding_hit_rate.value)} of input resumed."
     )
 

@@ -8,6 +8,7 @@ from k3viz.panel import Choice, Drawing, Panel, Player, Slider
 from k3viz.serving.figure import serving_picture
 from k3viz.serving.story import BREAKS, MOST, SCALE, SNAPSHOTS, TURNS, ServingStory, serving_story
 from k3viz.theme import Theme, format_count
+from minimodel import K3Config
 
 
 def serving_panel(
@@ -19,15 +20,17 @@ def serving_panel(
     broken: str = "nothing",
     at: int | None = None,
     snapshots: str = "answers",
+    config: K3Config | None = None,
 ) -> Panel:
     """A live session of an agent; arguments as in ``serving_story``, and the panel starts with them. Returns a ``Panel``."""
-    story = serving_story(turns=turns, system=system, message=message, output=output, broken=broken, at=at, snapshots=snapshots)
+    story = serving_story(turns=turns, system=system, message=message, output=output, broken=broken, at=at, snapshots=snapshots,
+                          config=config)  # fmt: skip
 
     def draw(values: dict[str, Any], theme: Theme) -> Drawing:
         n = int(values["turns"])
         story = serving_story(
             turns=n, system=int(values["system"]), message=int(values["message"]), output=int(values["output"]), broken=values["broken"],
-            at=min(int(values["at"]), n), snapshots=values["snapshots"],
+            at=min(int(values["at"]), n), snapshots=values["snapshots"], config=config,
         )  # fmt: skip
         turn = min(values["turn"], n - 1)
         hidden = () if values["broken"] in ("edit", "summary") else ("at",)

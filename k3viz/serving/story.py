@@ -2,7 +2,7 @@
 
 The session really runs: a tiny K3 (one KDA layer, one MLA layer, untrained) reads it through ``PrefixCache``, one of its tokens for 256 of
 the session's, so that K3's hash block of 512 tokens is a block of 2. The hits are that cache's. Prices are the published ones, bytes are
-K3's by formula, and times follow a latency model with a chosen machine.
+those of K3, or of another config, by formula, and times follow a latency model with a chosen machine.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Turn:
 class ServingStory:
     """A session of ``turns``. broken: what breaks the prefix, of BREAKS, from turn ``at`` on (1-based). unbroken: the same session
     when nothing does. off: largest difference of the last turn's logits, resumed against read from the start. nbytes: of the tiny model's
-    prefix cache."""
+    prefix cache. config: whose bytes and times are counted."""
 
     turns: tuple[Turn, ...]
     broken: str
@@ -75,6 +75,12 @@ class ServingStory:
     unbroken: tuple[Turn, ...]
     off: float
     nbytes: int
+    config: K3Config
+
+    @property
+    def size(self) -> str:
+        """Whose bytes and times these are."""
+        return "K3" if self.config == _k3() else "this config"
 
     def bill(self, turn: int = -1, *, cached: bool = True) -> float:
         """Dollars up to and including a turn (0-based, or from the end)."""
@@ -87,9 +93,9 @@ class ServingStory:
         return sum(t.hit for t in self.turns[: turn + 1]) / sum(t.prompt for t in self.turns[: turn + 1])
 
     def kept_bytes(self, turn: int = -1) -> int:
-        """Bytes of snapshots and latents at K3's size."""
-        t, k3 = self.turns[turn], cache_bytes(_k3(), 1)
-        return t.snapshots * k3.fixed + t.stored * k3.per_token
+        """Bytes of snapshots and latents at the config's size."""
+        t, size = self.turns[turn], cache_bytes(self.config, 1)
+        return t.snapshots * size.fixed + t.stored * size.per_token
 
     def sentence_at(self, turn: int) -> str:
         """What one turn read, cost and took, in one sentence or two."""
@@ -107,7 +113,7 @@ class ServingStory:
         kept = f"{t.snapshots} {plural('snapshot', t.snapshots)} and {format_count(t.stored)} tokens"
         return (
             f"{said}; {format_probability(self.hit_rate(turn))} of the input came from the cache. "
-            f"{kept} are kept, {format_bytes(self.kept_bytes(turn))} in K3."
+            f"{kept} are kept, {format_bytes(self.kept_bytes(turn))} in {self.size}."
         )
 
     @property
@@ -124,6 +130,7 @@ def serving_story(
     broken: str = "nothing",
     at: int | None = None,
     snapshots: str = "answers",
+    config: K3Config | None = None,
 ) -> ServingStory:
     """Run an agent's session through a prefix cache.
 
@@ -131,7 +138,7 @@ def serving_story(
     (a tool's result), and of each answer: multiples of 256, at most 32,768, 8,192 and 4,096. broken: "nothing", "clock" (the first token
     differs at every turn), "edit" (at turn ``at`` the first message changes), "summary" (at turn ``at`` the history is replaced by a
     message). at: that turn, 2 to turns (default: in the middle). snapshots: where KDA states are kept, always at the last block end: after
-    "prompts", after prompts and "answers", or "all": after the instructions too.
+    "prompts", after prompts and "answers", or "all": after the instructions too. config: whose bytes and times are counted (default: K3's).
     Raises ValueError that names the argument.
     """
     if isinstance(turns, bool) or not isinstance(turns, int) or not 2 <= turns <= TURNS:
@@ -146,9 +153,12 @@ def serving_story(
     at = turns // 2 + 1 if at is None else at
     if isinstance(at, bool) or not isinstance(at, int) or not 2 <= at <= turns:
         raise ValueError(f"at must be a turn from 2 to {turns}, got {at!r}")
-    sizes = (turns, system // SCALE, message // SCALE, output // SCALE, snapshots)
+    if config is not None and not isinstance(config, K3Config):
+        raise ValueError(f"config must be a K3Config, got {type(config).__name__}")
+    config = _k3() if config is None else config
+    sizes = (config, turns, system // SCALE, message // SCALE, output // SCALE, snapshots)
     told, off, nbytes = _session(*sizes, broken, at if broken in ("edit", "summary") else 0)
-    return ServingStory(told, broken, at, _session(*sizes, "nothing", 0)[0], off, nbytes)
+    return ServingStory(told, broken, at, _session(*sizes, "nothing", 0)[0], off, nbytes, config)
 
 
 def dollars(x: float) -> str:
@@ -195,7 +205,7 @@ def prompts(turns: int, system: int, message: int, output: int, broken: str, at:
 @lru_cache(maxsize=64)
 @torch.no_grad()
 def _session(
-    turns: int, system: int, message: int, output: int, snapshots: str, broken: str, at: int
+    config: K3Config, turns: int, system: int, message: int, output: int, snapshots: str, broken: str, at: int
 ) -> tuple[tuple[Turn, ...], float, int]:
     """(turns, difference of the last logits to a cold run, bytes of the cache); sizes in tokens of the tiny model."""
     model, block = tiny_model(), BLOCK // SCALE
@@ -219,33 +229,35 @@ def _session(
         ids, ends = whole.tolist(), sorted({end for end in ends if end > hit})
         kept |= {tuple(ids[:end]) for end in ends}
         blocks |= {tuple(ids[:end]) for end in range(block, max(ends, default=0) + 1, block)}
-        told.append(_turn(SCALE * len(prompt), SCALE * hit, SCALE * len(answer), tuple(SCALE * e for e in ends), len(kept),
+        told.append(_turn(config, SCALE * len(prompt), SCALE * hit, SCALE * len(answer), tuple(SCALE * e for e in ends), len(kept),
                           BLOCK * len(blocks)))  # fmt: skip
     off = float((logits - model(prompt[None]).logits[:, -1]).abs().max())
     return tuple(told), off, prefix.nbytes
 
 
-def _turn(prompt: int, hit: int, output: int, checkpoints: tuple[int, ...], snapshots: int, stored: int) -> Turn:
+def _turn(
+    config: K3Config, prompt: int, hit: int, output: int, checkpoints: tuple[int, ...], snapshots: int, stored: int
+) -> Turn:
     price, cached, written = (p.value / 1e6 for p in (Serving.input_price, Serving.cached_price, Serving.output_price))
     return Turn(
         prompt=prompt, hit=hit, output=output, checkpoints=checkpoints, snapshots=snapshots, stored=stored,
         cost=cached * hit + price * (prompt - hit) + written * output, uncached_cost=price * prompt + written * output,
-        seconds=first_token_seconds(prompt, hit), uncached_seconds=first_token_seconds(prompt, 0),
+        seconds=first_token_seconds(config, prompt, hit), uncached_seconds=first_token_seconds(config, prompt, 0),
     )  # fmt: skip
 
 
 # ---- the latency model ----
 
 
-def first_token_seconds(prompt: int, hit: int) -> float:
+def first_token_seconds(config: K3Config, prompt: int, hit: int) -> float:
     """FLOPs of the tokens that are read, at ``SPEED``, and bytes of the cache that is resumed, at ``COPY``; queues, network left out."""
-    return (_work(prompt) - _work(hit)) / SPEED + (cache_bytes(_k3(), hit).total / COPY if hit else 0.0)
+    return (_work(config, prompt) - _work(config, hit)) / SPEED + (cache_bytes(config, hit).total / COPY if hit else 0.0)
 
 
 @lru_cache(maxsize=4096)
-def _work(tokens: int) -> float:
+def _work(config: K3Config, tokens: int) -> float:
     """FLOPs of reading the first ``tokens`` tokens."""
-    return tokens * flops(_k3(), tokens).per_token if tokens else 0.0
+    return tokens * flops(config, tokens).per_token if tokens else 0.0
 
 
 @lru_cache(maxsize=1)

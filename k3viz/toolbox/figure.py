@@ -20,9 +20,11 @@ from k3viz.theme import (
     format_count,
     format_probability,
     layout,
+    literal,
     note,
     sequential,
     text_on,
+    wrapped,
 )  # fmt: skip
 from k3viz.toolbox.story import IDEAS, LABELS, Kept, ToolboxStory, toolbox_story
 from minimodel import cache_bytes
@@ -62,7 +64,7 @@ def toolbox_picture(story: ToolboxStory, theme: Theme, *, title: bool = True) ->
         said = " · ".join(words[: 2 if len(" · ".join(words[:2]) + end) <= LONG else 1]) + end
         notes += [
             {**note(theme, f"<b>{format_bytes(k.bytes)}</b><br>{_growth(k)}", BYTES, y + 0.4, size=12), "yref": "y", "yanchor": "middle"},
-            {**note(theme, said, ANSWER[0], y + 0.34, size=11), "yref": "y"},
+            {**note(theme, literal(said), ANSWER[0], y + 0.34, size=11), "yref": "y"},
         ]  # fmt: skip
     if story.read:
         inside = len(story.tokens) <= FEW
@@ -74,7 +76,7 @@ def toolbox_picture(story: ToolboxStory, theme: Theme, *, title: bool = True) ->
     out = layout(theme, height=640, margin={"l": 92, "r": 12, "t": 96 if title else 18, "b": 10}, barmode="stack", bargap=0.12,
                  annotations=notes, shapes=_shapes(story, theme))  # fmt: skip
     if title:
-        out["title"] = {"text": "<br>".join(textwrap.wrap(story.sentence, 118)), "x": 0.01, "xanchor": "left", "y": 0.985, "yanchor": "top",
+        out["title"] = {"text": wrapped(story.sentence, 118), "x": 0.01, "xanchor": "left", "y": 0.985, "yanchor": "top",
                         "font": {"size": 14}}  # fmt: skip
     names = [_bold(f"{IDEAS[k.technique]}<br>{LABELS[k.technique]}", k.technique == story.technique) for k in reversed(story.kept)]
     at, words = _token_labels(story)

@@ -45,7 +45,7 @@ def toolbox_panel(
         Choice("layer", "Layer", AUTO, ((AUTO, "that reads the answer"), *((str(i), str(i)) for i in layers))),
         Slider("window", "Window, tokens", window, 2, WIDEST, 1),
         Choice("groups", "Copies that 4 heads share", str(groups), (("1", "1"), ("2", "2"), ("4", "4, one a head"))),
-        Slider("latent", "Numbers in a latent", latent, 4, MOST_LATENT, 4),
+        Slider("latent", "Numbers in a latent", latent, 4, MOST_LATENT, 1),
         Slider("chat", "Sentences of chat before the question", chat, 0, MOST_CHAT, 1),
         Text("text", "Notes", text),
     ]

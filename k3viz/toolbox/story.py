@@ -279,10 +279,14 @@ def _own(models: Mapping[str, K3ForCausalLM] | None, technique: str) -> K3ForCau
     """The reader's own model of a technique, if there is one that fits."""
     if models is None:
         return None
+    if not isinstance(models, Mapping):
+        raise ValueError(f"models must be a dict of technique to model, got {type(models).__name__}")
     unknown = [t for t in models if t not in TECHNIQUES]
     if unknown:
         raise ValueError(f"models: unknown technique {unknown[0]!r}; techniques are {', '.join(TECHNIQUES)}")
     model = models.get(technique)
+    if model is not None and not isinstance(model, K3ForCausalLM):
+        raise ValueError(f"models: the model for {technique!r} must be a K3ForCausalLM, got {type(model).__name__}")
     if model is not None and cut_to_window(model, WINDOW).config != toolbox_config(technique):
         raise ValueError(f"models: the model for {technique!r} must have the config of minimodel.toolbox.toolbox_config({technique!r})")
     return model

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from k3viz.theme import LIGHT, Theme
+from k3viz.theme import LIGHT, Theme, literal
 from k3viz.whiteboard.learned import LearnedWhiteboard
 from k3viz.whiteboard.learned_figure import learned_picture
 from k3viz.whiteboard.parts_figure import (
@@ -55,17 +55,17 @@ def whiteboard_picture(story: WhiteboardStory, index: int, theme: Theme, *, titl
     reach, largest, current = _reach(story), _largest(story), story.current(index)
     notes = headings(("KDA: fade, erase, write", "Adding only: fade, write, no erase"), ("The state behind it",) * 2, theme)
     notes += [legend(LEGEND, theme), *equation(frame.phase, theme)]
-    data = []
+    data, names = [], tuple(map(literal, story.rows))
     for n, board, state in (("", frame.board, frame.state), ("2", frame.additive_board, frame.additive)):
-        rows = {row: _cells(story, row, strengths, current.get(row)) for row, strengths in zip(story.rows, board, strict=True)}
+        rows = {literal(row): _cells(story, row, strengths, current.get(row)) for row, strengths in zip(story.rows, board, strict=True)}
         bars, small = row_bars(rows, reach, n, theme)
         data += [*bars, state_map(state, largest, {"": "3", "2": "4"}[n], theme)]
         notes += small
     band = story.keys.shape[1] // len(story.rows)
-    ticks = {"tickvals": [band * (i + 0.5) for i in range(len(story.rows))], "ticktext": story.rows}
+    ticks = {"tickvals": [band * (i + 0.5) for i in range(len(story.rows))], "ticktext": names}
     out = page(theme, frame.sentence if title else None, notes)
     for upper, lower, x in (("", "3", LEFT), ("2", "4", RIGHT)):
-        out |= row_axes(story.rows, reach, "strength (1 = written once, in full)", upper, x, theme)
+        out |= row_axes(names, reach, "strength (1 = written once, in full)", upper, x, theme)
         out |= state_axes(story.values.shape[1], lower, x, theme, **ticks)
     return {"data": data, "layout": out}
 
@@ -74,7 +74,7 @@ def _cells(story: WhiteboardStory, row: str, strengths: np.ndarray, current: str
     """The words that a row says: the one it should say first, then whatever else is there, strongest first."""
     own = {w.word for w in story.writes if w.row == row}
     roles = ["write" if word == current else "erase" if word in own else "leak" for word in story.words]
-    cells = list(zip(story.words, map(float, strengths), roles, strict=True))
+    cells = list(zip(map(literal, story.words), map(float, strengths), roles, strict=True))
     return sorted(cells, key=lambda cell: (cell[2] != "write", -abs(cell[1])))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from k3viz.whiteboard.story import PHASES, additive_substeps, delta_substeps, step_labels
+from k3viz.whiteboard.story import PHASES, additive_substeps, delta_substeps, frozen, step_labels
 from minimodel import K3Config, K3ForCausalLM, record
 from minimodel.formats import format_number, format_probability
 from minimodel.tasks import meeting
@@ -78,7 +78,7 @@ class LearnedWhiteboard:
         if position == 0:
             return LearnedFrame(-1, "start", self.states[0], self.additive[0], self.board(0), self._start_sentence())
         t, p = divmod(position - 1, len(PHASES))
-        token = [torch.from_numpy(np.asarray(x)) for x in (self.k[t], self.v[t], np.log(self.alpha[t]), self.beta[t])]
+        token = [torch.tensor(x) for x in (self.k[t], self.v[t], np.log(self.alpha[t]), self.beta[t])]
         kda_states = delta_substeps(torch.from_numpy(self.states[t].copy()), *token)
         sums = additive_substeps(torch.from_numpy(self.additive[t].copy()), *token)
         read = t + (PHASES[p] == "write")
@@ -124,8 +124,7 @@ def learned_story(*, model: K3ForCausalLM, text: str | None = None, head: tuple[
     ids = meeting.encode(text)
     if len(ids) > LONGEST:
         raise ValueError(f"text: at most {LONGEST} tokens fit in this story, got {len(ids)}")
-    if model.config.vocab_size != len(meeting.VOCABULARY):
-        raise ValueError(f"model reads {model.config.vocab_size} words, the meeting vocabulary has {len(meeting.VOCABULARY)}")
+    meeting.check_reader(model)
     heads = kda_heads(model.config)
     if not heads:
         raise ValueError("model has no KDA layer, so it keeps no whiteboard")
@@ -141,8 +140,8 @@ def learned_story(*, model: K3ForCausalLM, text: str | None = None, head: tuple[
     states = torch.cat((torch.zeros_like(states[:1]), states))
     slots = _slots_in(ids)
     return LearnedWhiteboard(
-        text=text, tokens=tuple(meeting.VOCABULARY[i] for i in ids), head=chosen, heads=heads, q=q.numpy(), k=k.numpy(), v=v.numpy(),
-        alpha=alpha.numpy(), beta=beta.numpy(), states=states.numpy(), additive=_additive_states(k, v, alpha, beta).numpy(),
+        text=text, tokens=tuple(meeting.VOCABULARY[i] for i in ids), head=chosen, heads=heads, q=frozen(q), k=frozen(k), v=frozen(v),
+        alpha=frozen(alpha), beta=frozen(beta), states=frozen(states), additive=frozen(_additive_states(k, v, alpha, beta)),
         words={slot: meeting.SLOTS[slot] for slot in slots}, answers=_answers(reader, ids, slots),
     )  # fmt: skip
 
@@ -199,5 +198,5 @@ def _answers(reader: K3ForCausalLM, ids: list[int], slots: tuple[str, ...]) -> d
             p = reader(questions, cache=cache).logits.softmax(-1)
             cache.restore(here)
             for i, slot in enumerate(slots):
-                answers[slot].append(p[i, len(asked[i]) - 1, words[i]].numpy())
-    return {slot: np.stack(rows) for slot, rows in answers.items()}
+                answers[slot].append(p[i, len(asked[i]) - 1, words[i]])
+    return {slot: frozen(torch.stack(rows)) for slot, rows in answers.items()}

@@ -86,7 +86,7 @@ def whiteboard_panel(
         Slider("alpha", "Kept at each step, α", alpha, min(0.5, alpha), 1.0, 0.01),
         Slider("beta", "Write strength, β", beta, min(0.05, beta), 1.0, 0.05),
         Slider("similarity", "Similarity of the rows' keys", similarity, 0.0, 1.0, 0.05),
-        Text("notes", "Your notes, row: word;", written[0]),
+        Text("notes", "Your notes, as row: word; row: word", written[0]),
         Text("update", "Then this changes", written[1]),
         Choice("head", "Look into", "auto", (("auto", "the head that erases most"), *options)),
         Text("text", "The model reads", text),

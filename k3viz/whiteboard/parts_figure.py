@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import base64
-import textwrap
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from k3viz.theme import ROLES, Theme, axis, diverging, format_number, layout, text_on
+from k3viz.theme import ROLES, Theme, axis, diverging, format_number, layout, text_on, wrapped
 from k3viz.whiteboard.story import AUDIBLE, PHASES
 
 LEFT, RIGHT = (0.0, 0.47), (0.53, 1.0)  # where the two boards stand across the figure
 BOARD, STATE = (0.61, 0.88), (0.0, 0.385)  # and how high: the rows above, the state below
 PHASE_ROLES = {"fade": "decay", "erase": "erase", "write": "write"}
+LETTER = 0.0225  # a letter's width, as a share of a board's, in a notebook
 HATCHES = {"write": "", "erase": "/", "leak": "."}  # the second channel: never color alone
 EQUATION = {"erase": "(I − β k k<sup>⊤</sup>)", "fade": "Diag(α)", "write": "β k v<sup>⊤</sup>"}  # the part at work is set in bold
 
@@ -34,8 +34,7 @@ def page(theme: Theme, sentence: str | None, notes: list[dict[str, Any]]) -> dic
     top = 44 if sentence is None else 96
     out = layout(theme, height=640, margin={"l": 90, "r": 20, "t": top, "b": 50}, barmode="relative", annotations=notes)
     if sentence is not None:
-        wrapped = "<br>".join(textwrap.wrap(sentence, 118))  # plotly's titles don't wrap by themselves
-        out["title"] = {"text": wrapped, "x": 0.01, "xanchor": "left", "y": 0.965, "yanchor": "top", "font": {"size": 15}}
+        out["title"] = {"text": wrapped(sentence, 118), "x": 0.01, "xanchor": "left", "y": 0.965, "yanchor": "top", "font": {"size": 15}}
     return out
 
 
@@ -77,11 +76,16 @@ def equation(phase: str, theme: Theme) -> list[dict[str, Any]]:
 
 
 def row_bars(rows: dict[str, list[Cell]], reach: tuple[float, float], n: str, theme: Theme, *, behind: int = 2) -> tuple[list, list]:
-    """(traces, notes): one stacked bar a row, its segments in the given order; ``behind`` words that don't fit inside stand behind it."""
+    """(traces, notes): one stacked bar a row, its segments in the given order.
+
+    A segment says its word and strength, or where it is too short its word alone; ``behind`` words that don't fit inside stand behind
+    the bar as far as there is room.
+    """
     low, high = reach
 
-    def fits(word: str, x: float) -> bool:
-        return abs(x) > 0.016 * (len(word) + 5) * (high - low)
+    def inside(word: str, x: float) -> str:
+        said = (f"{word} {format_number(x)}", word)
+        return next((text for text in said if abs(x) > LETTER * (len(text) + 0.5) * (high - low)), "")
 
     bars = []
     for cells in zip(*rows.values(), strict=True):
@@ -90,7 +94,7 @@ def row_bars(rows: dict[str, list[Cell]], reach: tuple[float, float], n: str, th
         bars.append({
             "type": "bar", "orientation": "h", "xaxis": f"x{n}", "yaxis": f"y{n}", "width": 0.62,
             "y": list(rows), "x": [round(x, 4) for _, x, _ in cells],
-            "text": [text if fits(word, x) else "" for text, (word, x, _) in zip(said, cells, strict=True)],
+            "text": [inside(word, x) for word, x, _ in cells],
             "textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "none",
             "insidetextfont": {"size": 13, "color": [text_on(fill) for fill in fills]},
             "customdata": said, "hovertemplate": "%{y}: %{customdata}<extra></extra>",
@@ -101,8 +105,9 @@ def row_bars(rows: dict[str, list[Cell]], reach: tuple[float, float], n: str, th
     notes = []
     for row, cells in rows.items():
         end = sum(x for _, x, _ in cells if x > 0)
-        tiny = [f"{word} {format_number(x)}" for word, x, _ in cells if abs(x) >= AUDIBLE and not fits(word, x)]
-        text = ", ".join(tiny[:behind]) + (", …" if len(tiny) > behind else "")
+        tiny = [f"{word} {format_number(x)}" for word, x, _ in cells if abs(x) >= AUDIBLE and not inside(word, x)]
+        some = [", ".join(tiny[:n]) + (", …" if len(tiny) > n else "") for n in range(min(behind, len(tiny)), 0, -1)]
+        text = next((text for text in some if LETTER * (len(text) + 1) * (high - low) <= high - end + 0.04 * (high - low)), "")
         # one note a row even when it is empty: plotly's slider never removes a note that a frame doesn't mention
         notes.append({"x": end, "y": row, "xref": f"x{n}", "yref": f"y{n}", "text": f" {text}", "xanchor": "left", "showarrow": False,
                       "font": {"size": 12, "color": theme.muted}})  # fmt: skip

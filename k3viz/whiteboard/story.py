@@ -159,7 +159,7 @@ def whiteboard_story(
             frames.append(replace(frame, sentence=sentence))
             state, additive = s, a
     return WhiteboardStory(
-        rows=rows, words=words, writes=writes, keys=_frozen(keys), values=_frozen(values), alpha=float(alpha), beta=float(beta),
+        rows=rows, words=words, writes=writes, keys=frozen(keys), values=frozen(values), alpha=float(alpha), beta=float(beta),
         similarity=float(similarity), frames=tuple(frames),
     )  # fmt: skip
 
@@ -239,8 +239,8 @@ def read_board(state: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _frame(step: int, phase: str, state: Tensor, additive: Tensor, keys: Tensor, values: Tensor, sentence: str) -> Frame:
-    boards = (_frozen(read_board(s, keys, values)) for s in (state, additive))
-    return Frame(step, phase, _frozen(state), _frozen(additive), *boards, sentence)
+    boards = (frozen(read_board(s, keys, values)) for s in (state, additive))
+    return Frame(step, phase, frozen(state), frozen(additive), *boards, sentence)
 
 
 def _sentence(phase: str, write: Write, rows: tuple, words: tuple, before: Frame, after: Frame, alpha: float, beta: float) -> str:
@@ -267,7 +267,7 @@ def _loud(strengths: np.ndarray, words: tuple, word: int) -> tuple[str, list[str
 
 
 def _writes(facts: Sequence[tuple[str, str]], update: tuple[str, str]) -> tuple[Write, ...]:
-    pairs = [_pair("facts", f) for f in facts] if not isinstance(facts, str) else [_pair("facts", facts)]
+    pairs = [_pair("facts", f) for f in facts] if isinstance(facts, (list, tuple)) else [_pair("facts", facts)]
     if not pairs:
         raise ValueError("facts must hold at least one (row, word) pair, got none")
     rows = list(dict.fromkeys(row for row, _ in pairs))
@@ -314,7 +314,7 @@ def _in_range(name: str, value: float, *, low: float, low_open: bool) -> None:
         raise ValueError(f"{name} must lie in {'(' if low_open else '['}{low:.0f}, 1], got {value!r}")
 
 
-def _frozen(x: Tensor) -> np.ndarray:
+def frozen(x: Tensor) -> np.ndarray:
     out = x.detach().numpy().copy()
     out.setflags(write=False)
     return out

@@ -95,9 +95,20 @@ def encode(text: str) -> list[int]:
         if word not in _ID:
             near = difflib.get_close_matches(word, VOCABULARY, 3, 0.5)
             hint = f"; near it: {', '.join(near)}" if near else ""
+            word = word if len(word) <= 40 else word[:40] + "…"
             raise ValueError(f"text: the word {word!r} is not in the meeting vocabulary of {len(VOCABULARY)} words{hint}")
         ids.append(_ID[word])
     return ids
+
+
+def check_reader(model: object) -> None:
+    """ValueError unless ``model`` is a ``K3ForCausalLM`` that reads this vocabulary."""
+    from minimodel.model import K3ForCausalLM
+
+    if not isinstance(model, K3ForCausalLM):
+        raise ValueError(f"model must be a K3ForCausalLM, got {type(model).__name__}")
+    if model.config.vocab_size != len(VOCABULARY):
+        raise ValueError(f"model reads {model.config.vocab_size} words, the meeting vocabulary has {len(VOCABULARY)}")
 
 
 def decode(ids: Iterable[int]) -> str:

@@ -12,6 +12,7 @@ from k3viz.hybrid.story import LENSES, SCALES, with_pattern
 from k3viz.theme import DARK, format_bytes, format_count
 from minimodel import K3Config, cache_bytes, facts, load_pretrained, parameter_budget, record
 from minimodel.accounting import expert_parameters, flops, mixer_parameters
+from minimodel.config import LinearAttnConfig
 from minimodel.tasks import meeting
 
 
@@ -46,6 +47,19 @@ def test_tensors_have_the_shapes_of_the_model():
 @pytest.mark.parametrize("scale", ["48B", "2.8T"])
 def test_the_default_pattern_is_the_released_one(scale):
     assert hybrid_story(scale=scale).config == SCALES[scale][1]()
+
+
+def test_a_config_keeps_its_own_pattern_unless_another_is_asked_for():
+    config = with_pattern(K3Config.mini(), "KM")
+    story = hybrid_story(config=config)
+    assert story.config == config and story.pattern == "KM" and story.at == 4
+    assert hybrid_panel(config=config).values["pattern"] == "KM"
+    assert hybrid_story(config=config, pattern="KKKM").config == K3Config.mini()
+    small = K3Config.mini().replace(num_hidden_layers=2, linear_attn_config=LinearAttnConfig(kda_layers=(1,), full_attn_layers=(2,)))
+    assert hybrid_panel(config=small).trace.at == 2
+    odd = LinearAttnConfig(kda_layers=(2,), full_attn_layers=(1,))
+    with pytest.raises(ValueError, match="^config: where there are MLA layers the last layer must be one"):
+        hybrid_story(config=small.replace(linear_attn_config=odd))
 
 
 def test_the_last_layer_is_mla_wherever_there_is_mla():

@@ -194,9 +194,15 @@ def test_batch_memory_and_weights_change_the_bill():
     assert panel.trace.batch == 32 and curve(panel.trace, "k3").bill.moved < paid.moved
     assert curve(panel.trace, "k3").bytes[-1] == 32 * paid.session
     panel.set({"memory": "640"})
-    assert curve(panel.trace, "k3").bill.sessions == 0 and "hold 0 such sessions" in panel.describe() != sentence
+    assert curve(panel.trace, "k3").bill.sessions == 0 and "640 GB of GPU memory can't hold the" in panel.describe() != sentence
     panel.set({"weights": "bfloat16"})
     assert curve(panel.trace, "k3").bill.weights == 2 * parameter_budget(K3).total
+
+
+def test_with_nothing_chosen_each_wish_is_said_once():
+    panel = memory_panel(tokens=64)
+    panel.set({"models": [], "kinds": []})
+    assert panel.describe() == "Choose at least one published model. Choose at least one small model."
 
 
 def test_the_table_shows_the_bill():

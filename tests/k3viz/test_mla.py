@@ -171,7 +171,7 @@ def test_the_panel_answers_to_its_controls(model):
     panel.set({"position": 1, "slot": "day"})
     assert "day head reads 'day: Tuesday'" in panel.describe() and "Out comes Tuesday 0.01" in panel.describe()  # nobody has asked yet
     assert drawn(panel.figure, "cards").z[0][2] is None
-    panel.set({"at_once": 9})
+    panel.set({"at_once": 9, "position": 5})
     assert panel.trace.forms.at_once == 512 and "512 tokens" in panel.describe()
     panel.set({"mode": "learned"})
     assert panel.values["position"] == len(panel.trace.tokens) - 1 and panel.hidden == ["recency"]

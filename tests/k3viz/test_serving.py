@@ -141,6 +141,17 @@ def test_the_panel_answers_to_its_controls():
     assert panel.picture["layout"]["font"]["color"] == DARK.ink
 
 
+def test_another_config_has_other_bytes_and_times_and_the_same_hits():
+    config = K3Config.kimi_linear_48b()
+    story = serving_panel(config=config).trace
+    assert [t.hit for t in story.turns] == [t.hit for t in STORY.turns] and story.bill() == STORY.bill()
+    size, last = cache_bytes(config, 1), story.turns[-1]
+    assert story.kept_bytes() == last.snapshots * size.fixed + last.stored * size.per_token
+    work = last.prompt * flops(config, last.prompt).per_token
+    assert last.uncached_seconds == pytest.approx(work / SPEED) and last.seconds < STORY.turns[-1].seconds
+    assert "in this config." in story.sentence and "in K3." in STORY.sentence
+
+
 def test_an_impossible_wish_becomes_a_sentence():
     panel = serving_panel()
     for wish in ({"message": 300}, {"turns": 99}, {"broken": "luck"}, {"system": float("inf")}):

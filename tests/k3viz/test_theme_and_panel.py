@@ -1,5 +1,6 @@
 """Colors that can be read, numbers that are written one way, and the machinery that all panels share."""
 import gzip
+import html
 import threading
 
 import plotly.graph_objects as go
@@ -9,8 +10,8 @@ from plotly.offline import get_plotlyjs
 
 import k3viz
 from k3viz import panel as panels
-from k3viz.panel import Choice, Drawing, Panel, Player, Slider
-from k3viz.theme import DARK, LIGHT, ROLES, axis, contrast, diverging, layout, shade, text_on
+from k3viz.panel import Checks, Choice, Drawing, Panel, Player, Slider
+from k3viz.theme import DARK, LIGHT, ROLES, axis, contrast, diverging, layout, literal, shade, text_on, wrapped
 from minimodel.formats import format_bytes, format_count, format_digits, format_number, format_probability, plural
 
 READABLE = 4.5  # WCAG AA
@@ -130,6 +131,50 @@ def test_a_question_from_another_thread_is_answered():
         thread.start()
         thread.join()
     assert panel.problem == "" and panel.trace == 7
+
+
+def counting_panel():
+    """A player over as many steps as the slider says."""
+    def told(values, theme):
+        n = values["count"]
+        at = min(values["at"], n - 1)
+        return Drawing(at, {"data": [], "layout": {}}, f"Step {at + 1} of {n}.", frame=at, labels=tuple(f"step {i + 1}" for i in range(n)))
+    return Panel(name="Steps", controls=[Player("at", "Step", 2, ("a", "b", "c")), Slider("count", "Steps", 3, 1, 9, 1)], draw=told)
+
+
+def test_a_player_at_its_end_stays_at_the_end():
+    for moved in (lambda panel, **values: ask(panel, **values), lambda panel, **values: panel.set(values)):
+        panel = counting_panel()
+        moved(panel, count=7)
+        assert panel.describe() == "Step 7 of 7." and panel.values == {"at": 6, "count": 7}
+        moved(panel, at=3)
+        moved(panel, count=9)
+        assert panel.describe() == "Step 4 of 9."  # it was moved away from the end
+        moved(panel, count=2)
+        moved(panel, count=8)
+        assert panel.describe() == "Step 8 of 8." and panel.values["at"] == 7
+        panel.set_state({"dark": True})
+        assert panel.values["at"] == 7 and panel.figure is not None
+    panel.set({"at": 7, "count": 9})
+    assert panel.describe() == "Step 8 of 9."  # asked for by name
+
+
+def test_a_whole_step_takes_whole_steps_only():
+    whole, any_number = Slider("n", "N", 4, 2, 10, 2), Slider("x", "X", 0.3, 0.0, 1.0, 0.25)
+    assert [whole.accepts(x) for x in (2, 4.0, 10, 3, 4.5, 12)] == [True, True, True, False, False, False] and any_number.accepts(0.3)
+    with pytest.raises(ValueError, match="^height can't be 2.5 in this panel: Height goes from 0 to 20 in steps of 1$"):
+        small_panel().set({"height": 2.5})
+
+
+def test_boxes_take_their_options_only():
+    boxes = Checks("some", "Some", (), (("a", "A"), ("b", "B")))
+    assert boxes.accepts(["a"]) and boxes.accepts(()) and not any(boxes.accepts(x) for x in (["c"], "a", [["a"]], [{}], None))
+
+
+@pytest.mark.parametrize("text", ["p < 0.1 %, q > 99.9 %", "<Acme> & Co", "a < b"])
+def test_texts_reach_plotly_as_they_are(text):
+    assert html.unescape(literal(text)) == text and "<" not in literal(text)
+    assert html.unescape(wrapped(text, 6).replace("<br>", " ")) == text
 
 
 def test_controls_that_cannot_start_are_refused():
