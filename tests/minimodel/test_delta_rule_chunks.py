@@ -227,10 +227,12 @@ def test_a_step_leaves_its_initial_state_alone():
 
 
 @pytest.mark.parametrize("T", [1, 20])
-def test_states_of_any_layout(T):
+@pytest.mark.parametrize("axes", [(-1, -2), (0, 1)])
+def test_states_of_any_layout(T, axes):
     """A state that is a transposed view, as other libraries store it, is read right and, in place, written right."""
-    arguments = inputs(B=2, T=T, H=2)
-    start = torch.randn(2, 2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).transpose(-1, -2)
+    arguments = inputs(B=2, T=T, H=3)
+    start = torch.randn(2, 3, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    start = start.transpose(*axes).contiguous().transpose(*axes)
     o, S = kda(*arguments, initial_state=start.contiguous())
     o_, S_ = kda(*arguments, initial_state=start)
     assert torch.equal(o, o_) and torch.equal(S, S_)
