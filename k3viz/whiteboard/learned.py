@@ -118,6 +118,22 @@ def learned_story(*, model: K3ForCausalLM, text: str | None = None, head: tuple[
     Raises ValueError for an empty text, an unknown word, a text of more than 120 tokens, a model of another vocabulary, or a head
     that the model doesn't have.
     """
+    return tell(read(model, text), head)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a model did with a text, whichever head is looked into. trace: of the recorder; answers: as in ``LearnedWhiteboard``."""
+
+    text: str
+    ids: tuple[int, ...]
+    heads: tuple[tuple[int, int], ...]
+    trace: dict[str, Tensor]
+    answers: dict[str, np.ndarray]
+
+
+def read(model: K3ForCausalLM, text: str | None) -> Run:
+    """Run a private copy of the model in float64. ValueError as in ``learned_story``."""
     text = TEXT if text is None else text
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"text must hold at least one word, got {text!r}")
@@ -128,21 +144,25 @@ def learned_story(*, model: K3ForCausalLM, text: str | None = None, head: tuple[
     heads = kda_heads(model.config)
     if not heads:
         raise ValueError("model has no KDA layer, so it keeps no whiteboard")
-    if head is not None and tuple(head) not in heads:
-        raise ValueError(f"head must be a (layer, head) pair of a KDA layer, one of {', '.join(map(str, heads))}, got {head!r}")
-
     reader = copy.deepcopy(model).double().eval()  # a private copy: nothing else can be recording it at the same time
     with torch.no_grad(), record(reader) as trace:
         reader(torch.tensor([ids]))
+    return Run(text, tuple(ids), heads, dict(trace), _answers(reader, ids, _slots_in(ids)))
+
+
+def tell(run: Run, head: tuple[int, int] | None) -> LearnedWhiteboard:
+    """The story of one head of a run: another head costs no run of the model."""
+    trace, heads, ids = run.trace, run.heads, list(run.ids)
+    if head is not None and tuple(head) not in heads:
+        raise ValueError(f"head must be a (layer, head) pair of a KDA layer, one of {', '.join(map(str, heads))}, got {head!r}")
     chosen = tuple(head) if head is not None else _busiest_eraser(trace, heads, ids)
     layer, h = chosen
     q, k, v, alpha, beta, states = (trace[f"layers.{layer}.kda.{x}"][0, :, h] for x in ("q", "k", "v", "alpha", "beta", "state"))
     states = torch.cat((torch.zeros_like(states[:1]), states))
-    slots = _slots_in(ids)
     return LearnedWhiteboard(
-        text=text, tokens=tuple(meeting.VOCABULARY[i] for i in ids), head=chosen, heads=heads, q=frozen(q), k=frozen(k), v=frozen(v),
+        text=run.text, tokens=tuple(meeting.VOCABULARY[i] for i in ids), head=chosen, heads=heads, q=frozen(q), k=frozen(k), v=frozen(v),
         alpha=frozen(alpha), beta=frozen(beta), states=frozen(states), additive=frozen(_additive_states(k, v, alpha, beta)),
-        words={slot: meeting.SLOTS[slot] for slot in slots}, answers=_answers(reader, ids, slots),
+        words={slot: meeting.SLOTS[slot] for slot in run.answers}, answers=run.answers,
     )  # fmt: skip
 
 

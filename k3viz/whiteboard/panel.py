@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from k3viz.panel import Choice, Drawing, Panel, Player, Slider, Text
 from k3viz.theme import Theme
 from k3viz.whiteboard.figure import whiteboard_figure, whiteboard_picture
-from k3viz.whiteboard.learned import TEXT, LearnedWhiteboard, kda_heads, learned_story
+from k3viz.whiteboard.learned import TEXT, LearnedWhiteboard, Run, kda_heads, read, tell
 from k3viz.whiteboard.learned_figure import learned_picture
 from k3viz.whiteboard.story import FACTS, UPDATE, WhiteboardStory, notes_text, read_notes, whiteboard_story
 from minimodel import K3Config, K3ForCausalLM
@@ -50,10 +50,13 @@ def whiteboard_panel(
             raise ValueError(f"update: write one change, got {len(others) + 1}")
         return whiteboard_story(facts=read_notes("facts", notes), update=last, alpha=alpha, beta=beta, similarity=similarity)
 
-    @lru_cache(maxsize=8)  # a model's run takes a moment; moving back to a text or head costs nothing
+    @lru_cache(maxsize=2)  # a model's run takes a moment, and its states some megabytes
+    def run(text: str) -> Run:
+        return read(reader(), text)
+
+    @lru_cache(maxsize=8)  # moving back to a head costs nothing
     def learned(text: str, head: str) -> LearnedWhiteboard:
-        chosen = None if head == "auto" else tuple(int(x) - 1 for x in head.split("."))
-        return learned_story(model=reader(), text=text, head=chosen)
+        return tell(run(text), None if head == "auto" else tuple(int(x) - 1 for x in head.split(".")))
 
     @cache
     def reader() -> K3ForCausalLM:

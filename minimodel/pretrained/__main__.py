@@ -56,8 +56,8 @@ python -m minimodel.pretrained publish runs/meeting --minutes {minutes}
 ```
 
 {len(log):,} steps of 2,048 tokens took {minutes} minutes; the longest note has {meeting.LONGEST:,} tokens. `curve.json` holds the loss
-of every tenth step. The same command gives the same model on the same processor with the same number of threads; elsewhere rounding
-differs, and so does the model a little.
+of every tenth step. The same command gives the same model with the same version of the code, on the same processor with the same
+number of threads; elsewhere rounding differs, and so does the model a little.
 
 Scores on held-out notes: a blank is right when the likeliest of all {len(meeting.VOCABULARY)} words is the latest value.
 
