@@ -15,7 +15,7 @@ PARTS = {
     "unit tests": ["tests", "--ignore=tests/animations", "--ignore=tests/browser", *PARALLEL],
     "notebooks": ["notebooks", "--nbval", *PARALLEL],
     "scenes": ["tests/animations", *PARALLEL],
-    "browser": ["tests/browser"],
+    "browser": ["tests/browser", "-rP"],  # its measured times are printed
 }
 NO_TEST_RAN = 5  # pytest's exit status
 

@@ -106,7 +106,7 @@ def _stack(story: HybridStory, theme: Theme) -> list[dict[str, Any]]:
             groups[name].append(rest if name == "everything else" else mixer if s.mixer == name.lower() else 0)
     looks = {"KDA": (MIXER_COLORS["kda"], ""), "MLA": (MIXER_COLORS["mla"], "/"), "everything else": (theme.line, "")}
     return [
-        {"type": "bar", "name": name, "x": list(range(len(costs))), "y": costs, "customdata":
+        {"type": "bar", "name": name, "x": list(range(len(costs))), "y": costs, "ids": [f"at={i}" for i in range(len(costs))], "customdata":
          [f"{s.label}<br>{name}: {value(c, story.lens)}" for s, c in zip(story.steps, costs, strict=True)],
          "hovertemplate": "%{customdata}<extra></extra>",
          "marker": {"color": looks[name][0], "line": {"width": 0},
@@ -146,7 +146,7 @@ def _whole(story: HybridStory, theme: Theme) -> list[dict[str, Any]]:
 
 
 def _diagram(story: HybridStory, theme: Theme, shapes: list, notes: list) -> dict[str, Any]:
-    """Boxes and arrows of the step looked into, as shapes and annotations; returns the markers that carry the hover texts."""
+    """Boxes and arrows of the step looked into, as shapes and annotations; returns the markers with hover texts, which take clicks."""
     of, total, points = LENSES[story.lens][0], story.cost(story.step) or 1, []
     boxes: dict[str, tuple[float, float, float, float]] = {}
     cut, names = _half(story.step), [p.name for p in story.step.parts]
@@ -168,7 +168,7 @@ def _diagram(story: HybridStory, theme: Theme, shapes: list, notes: list) -> dic
             "text": f"{label}<br>{value(getattr(p, of), story.lens)}", "x": (box[0] + box[1]) / 2, "y": (box[2] + box[3]) / 2, "xref": "x2",
             "yref": "y2", "showarrow": False, "font": {"size": 11, "color": text_on(fill)},
         })  # fmt: skip
-        points.append(((box[0] + box[1]) / 2, (box[2] + box[3]) / 2, _details(p)))
+        points.append(((box[0] + box[1]) / 2, (box[2] + box[3]) / 2, _details(p), f"part={p.name}"))
     for prefix, middle in (("", HALF + 1.5), ("lower ", 1.5)):
         if cut is not None:  # what a layer computes is added to the sum of its block of layers
             boxes[prefix + "add"] = (6.75, 7.1, middle - 0.25, middle + 0.25)
@@ -180,9 +180,10 @@ def _diagram(story: HybridStory, theme: Theme, shapes: list, notes: list) -> dic
         for a, b in ways:
             if prefix + a in boxes and prefix + b in boxes:
                 notes.append(_arrow(boxes[prefix + a], boxes[prefix + b], theme))
-    return {"type": "scatter", "mode": "markers", "xaxis": "x2", "yaxis": "y2", "name": "parts", "x": [x for x, _, _ in points],
-            "y": [y for _, y, _ in points], "customdata": ["<br>".join(textwrap.wrap(said, 70)) for _, _, said in points],
-            "hovertemplate": "%{customdata}<extra></extra>", "marker": {"size": 40, "opacity": 0}}  # fmt: skip
+    return {"type": "scatter", "mode": "markers", "xaxis": "x2", "yaxis": "y2", "name": "parts", "x": [p[0] for p in points],
+            "y": [p[1] for p in points], "customdata": ["<br>".join(textwrap.wrap(p[2], 70)) for p in points],
+            "ids": [p[3] for p in points], "hovertemplate": "%{customdata}<extra></extra>",
+            "marker": {"size": 40, "opacity": 0}}  # fmt: skip
 
 
 def _arrow(a: tuple, b: tuple, theme: Theme) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def hybrid_panel(
     controls = [
         Player("at", "The token is in", first.at, first.labels),
         Choice("lens", "Cost", lens, tuple((name, text) for name, (_, text) in LENSES.items())),
-        Choice("part", "Look into", part or COSTLIEST, tuple(options.items())),
+        Choice("part", "Look into (or click a part)", part or COSTLIEST, tuple(options.items())),
         Slider("tokens", "Tokens read", tokens.bit_length() - 1, 0, LONGEST.bit_length() - 1, 1,
                labels=tuple(format_count(1 << p) for p in range(LONGEST.bit_length()))),
         Text("pattern", "Pattern of layers, repeated (K: KDA, M: MLA)", first.pattern),

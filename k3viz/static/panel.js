@@ -114,7 +114,7 @@ const BUILD = {
 };
 
 async function render({ model, el }) {
-  let gone = false, Plotly = null, waiting = false, again = false, drawing = false, drawAgain = false, failed = "";
+  let gone = false, Plotly = null, waiting = false, again = false, drawing = false, drawAgain = false, listening = false, failed = "";
   const status = element("p", { className: "k3viz-sentence" });
   status.setAttribute("role", "status");
   const problem = element("p", { className: "k3viz-problem" });
@@ -169,6 +169,7 @@ async function render({ model, el }) {
     const layout = { ...p.layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" };
     try {
       await Plotly.react(picture, p.data, layout, { displaylogo: false, responsive: true, displayModeBar: false });
+      if (!listening) { listening = true; picture.on?.("plotly_click", clicked); }
       drawn();
     } catch (error) {
       drawn(error);
@@ -176,6 +177,15 @@ async function render({ model, el }) {
       drawing = false;
     }
     if (drawAgain) { drawAgain = false; draw(); } else showBusy();
+  };
+  // A point of the picture whose id is "part=router" sets the control "part" when it is clicked.
+  const clicked = (event) => {
+    const [, name, value] = /^(\w+)=(.*)$/.exec(event.points?.[0]?.id ?? "") ?? [];
+    const spec = model.get("controls").find((c) => c.name === name);
+    if (!spec) return;
+    model.set("values", { ...model.get("values"), [name]: ["slider", "player"].includes(spec.kind) ? Number(value) : value });
+    showValues();
+    ask();
   };
   const themed = () => { const dark = isDark(el); if (dark !== model.get("dark")) { model.set("dark", dark); model.save_changes(); } };
 

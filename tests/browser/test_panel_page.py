@@ -11,12 +11,14 @@ pytestmark = pytest.mark.browser
 PAGE = """async (source) => {
     const plotly = `module.exports = { purge() {}, async react(node, data, layout) {
         await null;
+        node.on = (name, act) => { window.click = (id) => act({ points: [{ id }] }); };
         if (layout.title === "bad") throw new Error("no such trace");
         node.textContent = layout.title;
     } }`;
     const zipped = new Blob([plotly]).stream().pipeThrough(new CompressionStream("gzip"));
     const library = { version: "stand-in", gz: await new Response(zipped).arrayBuffer() };
-    const state = { library: "IPY_MODEL_x", name: "Panel", controls: [], values: {}, dark: false, asked: 0, answered: 0,
+    const part = { kind: "choice", name: "part", label: "Part", options: [["router", "router"]] };
+    const state = { library: "IPY_MODEL_x", name: "Panel", controls: [part], values: {}, dark: false, asked: 0, answered: 0,
                     picture: { data: [], layout: { title: "first" } }, sentence: "One.", problem: "", hidden: [] };
     const listeners = {};
     window.model = {
@@ -57,3 +59,11 @@ def test_of_pictures_that_come_while_one_is_drawn_the_last_one_stays(page):
     page.evaluate("() => { show('bad', 'Two.'); show('good', 'Three.'); show('last', 'Four.'); }")
     page.locator(".k3viz-picture").get_by_text("last").wait_for()
     page.locator(".k3viz-problem").wait_for(state="hidden")
+
+
+def test_a_click_on_a_point_with_an_id_sets_its_control(page):
+    page.locator(".k3viz-picture").get_by_text("first").wait_for()
+    page.evaluate("click('part=router')")
+    assert page.evaluate("[model.get('values').part, model.get('asked')]") == ["router", 1]
+    page.evaluate("click('nothing=here'); click(undefined)")
+    assert page.evaluate("[model.get('values').part, model.get('asked')]") == ["router", 1]
