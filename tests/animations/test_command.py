@@ -23,7 +23,7 @@ def test_scenes_are_listed_with_their_captions(capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["Nope"], "unknown scene Nope; the scenes are KDAWhiteboard"), ([], "give the names"), (["KDAWhiteboard", "--all"], "or --all")],
+    [(["Nope"], "unknown scene Nope; the scenes are "), ([], "give the names"), (["KDAWhiteboard", "--all"], "or --all")],
 )
 def test_a_wrong_command_says_what_is_wrong(arguments, says, capsys):
     with pytest.raises(SystemExit):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from manim import Scene, Text, Typst, VMobject, tempconfig
+
+from animations.stage import SMALL
 
 
 @dataclass(frozen=True)
@@ -56,3 +60,23 @@ def opacity(mobject: VMobject) -> float:
 def overlaps(a: Seen, b: Seen, slack: float = 0.02) -> bool:
     """Whether two texts share more than a hair of the frame."""
     return min(a.right, b.right) - max(a.left, b.left) > slack and min(a.top, b.top) - max(a.bottom, b.bottom) > slack
+
+
+def faults(frames: list[list[Seen]]) -> list:
+    """What a viewer could not read: texts outside the safe frame, texts that are too small, pairs that cover each other."""
+    out: list = []
+    for frame in frames:
+        out += [t for t in frame if max(abs(t.left), abs(t.right)) > 0.92 * 64 / 9 or max(abs(t.bottom), abs(t.top)) > 3.68]
+        out += [t for t in frame if t.size < SMALL - 0.01]
+        out += [(a, b) for a, b in combinations(frame, 2) if overlaps(a, b)]
+    return out
+
+
+def words(frames: list[list[Seen]]) -> str:
+    """Everything that was ever to be read, once each."""
+    return "\n".join(dict.fromkeys(t.words for frame in frames for t in frame))
+
+
+def numbers(frames: list[list[Seen]]) -> set[str]:
+    """Every number with a decimal point that was ever shown."""
+    return set(re.findall(r"-?\d[\d,]*\.\d+", words(frames)))
