@@ -25,6 +25,7 @@ from minimodel.train.precision import MasterWeights
 
 Batch = Callable[[int], tuple[Tensor, Tensor]]
 CHECKPOINT = "checkpoint.safetensors"
+OPTIMIZERS = ("per_head_muon", "muon", "adamw")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Recipe:
     clip: float = 1.0  # gradient norm
     accumulate: int = 1  # passes a step: the batch's rows are cut into so many equal parts, and their gradients summed
     dtype: str | None = None  # "bfloat16": of weights and activations in a pass, see precision.py; None: the model's own
+    optimizer: str = "per_head_muon"  # as K3; for comparison "muon" (whole matrices) or "adamw" (no orthogonal updates)
     data: str = ""  # what the batches are, in words: a run is only continued on the same data
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class Recipe:
                 raise ValueError(f"{name} must be an integer of at least 1, got {getattr(self, name)!r}")
         if self.dtype not in (None, "bfloat16"):
             raise ValueError(f"dtype must be 'bfloat16' or None (the model's own), got {self.dtype!r}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {OPTIMIZERS}, got {self.optimizer!r}")
         for name in ("lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
@@ -72,15 +76,17 @@ def train(
     checkpoint_every: int = 200,
     evaluate: Callable[[K3ForCausalLM], dict[str, float]] | None = None,
     evaluate_every: int = 0,
+    stop: Callable[[], bool] | None = None,
     progress: bool = True,
 ) -> list[dict[str, int | float]]:
-    """Train in place with Per-Head Muon, on the model's device; one row a step: step, loss, lr, grad_norm, and evaluations where made.
+    """Train in place, on the model's device; one row a step: step, loss, lr, grad_norm, and evaluations where made.
 
     Args:
         batch: step -> (input_ids [B, T], labels [B, T]); the same step must always give the same batch.
         folder: holds ``checkpoint.safetensors`` and ``log.jsonl``; a run found there with the same recipe and config is continued.
         checkpoint_every: steps between two checkpoints; the last step makes one as well.
         evaluate: model -> scores, called every ``evaluate_every`` steps and at the end.
+        stop: asked after every step; when it says True the run is saved and left. Its log is then shorter than ``recipe.steps``.
 
     Raises: ValueError if ``folder`` holds another run or a damaged checkpoint (the model is then untouched); RuntimeError when the loss or
     its gradient is no longer finite.
@@ -108,8 +114,11 @@ def train(
             log.append(row)
             shown = {name: f"{value:.4g}" for name, value in row.items() if name not in ("step", "lr", "grad_norm")}
             bar.set_postfix({**shown, "tokens/s": format_count(speed)})
-            if folder is not None and (last or (step + 1) % checkpoint_every == 0):
+            stopped = stop is not None and not last and stop()
+            if folder is not None and (last or stopped or (step + 1) % checkpoint_every == 0):
                 _save(folder, masters, optimizer, recipe, step + 1, log)
+            if stopped:
+                break
     model.eval()
     return log
 
@@ -118,6 +127,10 @@ def _optimizer(masters: MasterWeights, recipe: Recipe) -> PerHeadMuon:
     groups = parameter_groups(masters.model, weight_decay=recipe.weight_decay)
     for group in groups:
         group["params"] = [(name, masters.by_name[name]) for name, _ in group["params"]]
+        if recipe.optimizer == "muon":
+            group["heads"] = 1
+        elif recipe.optimizer == "adamw":
+            group["method"], group["heads"] = "adamw", 1
     # Newton-Schulz in the passes' precision, as is usual on GPUs; by default in the parameters' own
     return PerHeadMuon(groups, lr=recipe.lr, weight_decay=recipe.weight_decay, dtype=recipe.dtype and getattr(torch, recipe.dtype))
 
@@ -198,4 +211,7 @@ def _resume(folder: Path, masters: MasterWeights, optimizer, recipe: Recipe) -> 
 
 
 def _run_id(model: K3ForCausalLM, recipe: Recipe) -> str:
-    return json.dumps({"recipe": asdict(recipe), "config": asdict(model.config)}, sort_keys=True)
+    settings = asdict(recipe)
+    if recipe.optimizer == "per_head_muon":
+        del settings["optimizer"]  # runs from before there was a choice go on
+    return json.dumps({"recipe": settings, "config": asdict(model.config)}, sort_keys=True)

@@ -27,7 +27,7 @@ def batch(step):
 
 
 def run(model, folder=None, *, steps=STEPS, batch=batch, **options):
-    recipe = Recipe(steps=steps, **{name: options.pop(name) for name in ("lr", "clip", "data") if name in options})
+    recipe = Recipe(steps=steps, **{name: options.pop(name) for name in ("lr", "clip", "data", "optimizer") if name in options})
     return train(model, batch, recipe, folder=folder, progress=False, **options)
 
 
@@ -94,6 +94,22 @@ def test_evaluations_come_when_asked_and_at_the_end():
     assert [row["loss"] for row in log] == [row["loss"] for row in run(new_model(), steps=5)]  # looking changes nothing
 
 
+def test_the_optimizers_are_those_they_are_called():
+    """One step from the same weights: AdamW's first move is lr in every coordinate; whole-matrix Muon is Per-Head Muon with one block."""
+    ends = {}
+    for name in ("per_head_muon", "muon", "adamw"):
+        model = new_model()
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        run(model, steps=1, optimizer=name, lr=0.01)
+        ends[name] = {n: (p.detach() - 0.999 * before[n]) for n, p in model.named_parameters() if n.endswith("o_proj.weight") or "q_proj" in n}
+    for n, move in ends["adamw"].items():
+        assert move.abs().median() == pytest.approx(0.01, rel=1e-3), n
+    for n in ends["muon"]:
+        same_move = torch.allclose(ends["muon"][n], ends["per_head_muon"][n], atol=1e-6)
+        assert same_move == ("o_proj" in n), n  # only projections with heads are cut
+        assert not torch.allclose(ends["muon"][n], ends["adamw"][n], atol=1e-4)
+
+
 # ---- killed and resumed ----
 
 
@@ -113,6 +129,14 @@ def test_killed_and_resumed_is_bit_identical(tmp_path, killed):
     assert asked == list(range(killed // 2 * 2, STEPS))
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == expected
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.safetensors", "log.jsonl"]
+
+
+def test_asked_to_stop_it_saves_and_goes_on_later(tmp_path):
+    expected, asked = run(new_model()), []
+    first = run(new_model(), tmp_path, checkpoint_every=100, stop=lambda: asked.append(1) or len(asked) == 4)
+    assert first == expected[:4] and len(asked) == 4
+    assert run(new_model(seed=9), tmp_path, stop=lambda: False) == expected
+    assert run(new_model(), stop=lambda: True) == expected[:1]  # without a folder too
 
 
 def test_resumed_in_the_same_model_after_an_interrupted_step(tmp_path):
@@ -170,7 +194,7 @@ def half_way(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("changes", [{"steps": 7}, {"lr": 0.5}, {"data": "other notes"}, {"clip": 2.0}], ids=str)
+@pytest.mark.parametrize("changes", [{"steps": 7}, {"lr": 0.5}, {"data": "other notes"}, {"clip": 2.0}, {"optimizer": "muon"}], ids=str)
 def test_another_recipe_is_refused(half_way, changes):
     model, before = new_model(), new_model()
     with pytest.raises(ValueError, match="folder: .*checkpoint.safetensors belongs to another recipe, config or data; choose another"):
@@ -253,6 +277,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights():
     ({"steps": 2.5}, "steps must be an integer of at least 1, got 2.5"),
     ({"steps": 1, "lr": 0.0}, "lr must be positive and finite, got 0.0"),
     ({"steps": 1, "lr": math.nan}, "lr must be positive and finite, got nan"),
+    ({"steps": 1, "optimizer": "sgd"}, "optimizer must be one of ('per_head_muon', 'muon', 'adamw'), got 'sgd'"),
     ({"steps": 1, "clip": -1.0}, "clip must be positive and finite, got -1.0"),
     ({"steps": 1, "warmup": 1.5}, "warmup must lie in [0, 1], got 1.5"),
     ({"steps": 1, "final_lr": -0.1}, "final_lr must lie in [0, 1], got -0.1"),
