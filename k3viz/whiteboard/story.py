@@ -104,6 +104,17 @@ class WhiteboardStory:
         """(word, strength) pairs that ``row`` says in a frame, strongest first; what would print as 0.00 is left out."""
         f = self.frames[frame]
         strengths = (f.additive_board if additive else f.board)[self.rows.index(row)]
+        return self._loudest(strengths)
+
+    def answer(self, row: str, frame: int = -1) -> np.ndarray:
+        """[V] what comes out when the row's key is the query: S^T q, at scale 1."""
+        return self.frames[frame].state.T @ self.keys[self.rows.index(row)]
+
+    def words_in(self, vector: np.ndarray) -> list[tuple[str, float]]:
+        """(word, strength) pairs that a value vector [V] says, strongest first."""
+        return self._loudest(vector @ self.values.T / (self.values**2).sum(1))
+
+    def _loudest(self, strengths: np.ndarray) -> list[tuple[str, float]]:
         pairs = [(w, float(s)) for w, s in zip(self.words, strengths, strict=True) if abs(s) >= AUDIBLE]
         return sorted(pairs, key=lambda pair: -pair[1])
 
