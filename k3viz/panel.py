@@ -13,6 +13,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,8 @@ class Panel(anywidget.AnyWidget):
 
     name: what the panel shows, for its heading and for screen readers. controls: what can be moved. draw: from
     (values by control name, theme) to a ``Drawing``; ValueError in it becomes a sentence in the panel. export: from the same
-    values to the figure that ``to_html`` writes (default: the picture on show).
+    values to the figure that ``to_html`` writes (default: the picture on show). ahead: values that a learner will probably choose and
+    whose first drawing takes long (a model to load): they are drawn once, unseen, when the page has shown its first picture.
     """
 
     _esm = STATIC / "panel.js"
@@ -170,6 +172,7 @@ class Panel(anywidget.AnyWidget):
     sentence = traitlets.Unicode().tag(sync=True)
     problem = traitlets.Unicode().tag(sync=True)
     hidden = traitlets.List().tag(sync=True)
+    shown = traitlets.Int(0).tag(sync=True)  # counts views on pages that show their first picture
 
     def __init__(
         self,
@@ -178,9 +181,10 @@ class Panel(anywidget.AnyWidget):
         controls: Sequence[Control],
         draw: Callable[[dict[str, Any], Theme], Drawing],
         export: Callable[[dict[str, Any]], go.Figure] | None = None,
+        ahead: Sequence[dict[str, Any]] = (),
     ) -> None:
         self._controls = {c.name: c for c in controls}
-        self._draw, self._export = draw, export
+        self._draw, self._export, self._ahead = draw, export, tuple(ahead)
         self._lock = threading.RLock()  # callbacks may come from another thread, also while a cell runs
         values = {c.name: _plain(c.value) for c in controls}
         for c in controls:
@@ -193,6 +197,7 @@ class Panel(anywidget.AnyWidget):
             values=values, **self._shown(self._drawing),
         )  # fmt: skip
         self.observe(self._redraw, names=["asked", "dark"])
+        self.observe(self._draw_ahead, names=["shown"])
 
     # ---- for people who write code ----
 
@@ -249,6 +254,12 @@ class Panel(anywidget.AnyWidget):
             except Exception as error:  # noqa: BLE001  a traceback in a browser's log helps nobody
                 self.problem = f"This panel failed: {type(error).__name__}: {error}"
             self.answered = self.asked
+
+    def _draw_ahead(self, _change: Any) -> None:
+        waiting, self._ahead = self._ahead, ()
+        for values in waiting:
+            with self._lock, suppress(Exception):  # what fails here fails again, with its sentence, when it is asked for
+                self._computed({**self._drawn, **values}, self._theme)
 
     @property
     def _theme(self) -> Theme:

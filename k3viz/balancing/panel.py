@@ -71,7 +71,7 @@ def balancing_panel(
         Slider("coefficient", "Coefficient of the loss", COEFFICIENTS.index(start.coefficient), 0, len(COEFFICIENTS) - 1, 1,
                labels=tuple(f"{c:g}" for c in COEFFICIENTS)),
     ]  # fmt: skip
-    return Panel(name="Balancing: cut-offs that even the load", controls=controls, draw=draw)
+    return Panel(name="Balancing: cut-offs that even the load", controls=controls, draw=draw, ahead=[{"view": "race"}])
 
 
 def _reach(scores: np.ndarray) -> tuple[float, float, float]:

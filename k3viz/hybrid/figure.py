@@ -132,7 +132,8 @@ def _whole(story: HybridStory, theme: Theme) -> list[dict[str, Any]]:
     for s in story.steps:
         for p in s.parts:
             labels.setdefault(p.name.removesuffix("_2"), p.label)
-    shares = {name: sum(story.share(n) for n in (name, name + "_2")) for name in labels}
+    single = story.shares()
+    shares = {name: sum(single.get(n, 0.0) for n in (name, name + "_2")) for name in labels}
     top = sorted((n for n in shares if shares[n] > 0), key=lambda n: -shares[n])[:SHOWN]
     rows = [(labels[n], shares[n], n == story.part) for n in top]
     if (rest := max(0.0, 1 - sum(shares[n] for n in top))) > 1e-9:

@@ -56,7 +56,8 @@ def hybrid_panel(
     ]  # fmt: skip
     if not own:
         controls.insert(1, Choice("scale", "Size", scale, tuple((name, label) for name, (label, _) in SCALES.items())))
-    return Panel(name="Hybrid: one token's way, and what it costs", controls=controls, draw=draw)
+    ahead = [] if own else [{"scale": name} for name in SCALES]
+    return Panel(name="Hybrid: one token's way, and what it costs", controls=controls, draw=draw, ahead=ahead)
 
 
 def _options() -> dict[str, str]:

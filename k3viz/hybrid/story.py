@@ -65,10 +65,13 @@ class HybridStory:
         """A step's cost under the lens."""
         return step.total(LENSES[self.lens][0])
 
-    def share(self, name: str) -> float:
-        """A part's share of all steps' cost under the lens, the parts of that name in every layer together."""
-        of = LENSES[self.lens][0]
-        return sum(getattr(p, of) for s in self.steps for p in s.parts if p.name == name) / max(1, sum(self.cost(s) for s in self.steps))
+    def shares(self) -> dict[str, float]:
+        """Every part's share of all steps' cost under the lens, the parts of one name in all layers together."""
+        of, total = LENSES[self.lens][0], max(1, sum(self.cost(s) for s in self.steps))
+        sums: dict[str, float] = {}
+        for part in (p for s in self.steps for p in s.parts):
+            sums[part.name] = sums.get(part.name, 0) + getattr(part, of)
+        return {name: cost / total for name, cost in sums.items()}
 
     @property
     def sentence(self) -> str:

@@ -68,4 +68,4 @@ def mla_panel(
         Slider("at_once", "Tokens read at once", 0, 0, len(at_once) - 1, 1, labels=at_once),
         Text("text", "The model reads", text),
     ]
-    return Panel(name="Gated MLA: cards, heads and a gate", controls=controls, draw=draw)
+    return Panel(name="Gated MLA: cards, heads and a gate", controls=controls, draw=draw, ahead=[{"mode": LEARNED}])

@@ -51,4 +51,4 @@ def muon_panel(*, strength: float = 10, directions: int = 12, step: int = MUON_S
         Slider("strength", "Head 1 made stronger", nearest, 0, len(STRENGTHS) - 1, 1, labels=tuple(f"{k} times" for k in STRENGTHS)),
         Slider("directions", "Directions that heads share", directions, 1, WIDTH, 1),
     ]  # fmt: skip
-    return Panel(name="Muon: one matrix, or head by head", controls=controls, draw=draw)
+    return Panel(name="Muon: one matrix, or head by head", controls=controls, draw=draw, ahead=[{"source": TRAINED}])

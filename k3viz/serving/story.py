@@ -203,7 +203,7 @@ def prompts(turns: int, system: int, message: int, output: int, broken: str, at:
 
 
 @lru_cache(maxsize=64)
-@torch.no_grad()
+@torch.inference_mode()
 def _session(
     config: K3Config, turns: int, system: int, message: int, output: int, snapshots: str, broken: str, at: int
 ) -> tuple[tuple[Turn, ...], float, int]:

@@ -195,7 +195,8 @@ async function render({ model, el }) {
   const themes = new MutationObserver(themed);
   themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "class"] });
   showValues(); showState(); themed();
-  plotly(model).then((P) => { Plotly = P; return draw(); }).catch(drawn);
+  const shown = () => { if (!gone) { model.set("shown", model.get("shown") + 1); model.save_changes(); } };
+  plotly(model).then((P) => { Plotly = P; return draw(); }).then(() => (globalThis.requestIdleCallback ?? setTimeout)(shown)).catch(drawn);
   return () => {
     gone = true;
     themes.disconnect();

@@ -94,4 +94,4 @@ def whiteboard_panel(
         Choice("head", "Look into", "auto", (("auto", "the head that erases most"), *options)),
         Text("text", "The model reads", text),
     ]
-    return Panel(name="Whiteboard: fade, erase, write", controls=controls, draw=draw, export=export)
+    return Panel(name="Whiteboard: fade, erase, write", controls=controls, draw=draw, export=export, ahead=[{"mode": LEARNED}])

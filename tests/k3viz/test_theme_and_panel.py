@@ -133,6 +133,21 @@ def test_a_question_from_another_thread_is_answered():
     assert panel.problem == "" and panel.trace == 7
 
 
+def test_what_takes_long_is_drawn_ahead_once_the_page_shows_something():
+    drawn = []
+
+    def remembered(values, theme):
+        drawn.append((values["height"], theme.name))
+        return draw(values, theme)
+
+    panel = Panel(name="A bar", controls=[Slider("height", "Height", 3, 0, 20, 1)], draw=remembered, ahead=[{"height": 13}, {"height": 9}])
+    assert drawn == [(3, "light")]  # nothing for a notebook that no page shows
+    panel.set_state({"shown": 1})
+    panel.set_state({"shown": 2})  # a second view of the same panel
+    assert drawn == [(3, "light"), (13, "light"), (9, "light")]
+    assert (panel.describe(), panel.problem, panel.values) == ("The bar is 3 high.", "", {"height": 3})
+
+
 def counting_panel():
     """A player over as many steps as the slider says."""
     def told(values, theme):
