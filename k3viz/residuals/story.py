@@ -44,8 +44,8 @@ class ResidualsStory:
     """Depth weights of every reader at every token.
 
     tokens: T words. readers: R names; the first sublayer reads the embedding alone and is left out. sources: N names, oldest first.
-    weights [R, T, N]: the softmax weights; learned_share, plain_share [R, T, N]: each source's part of the length that is added up,
-    with these weights and with weight 1 for all. partial: readers whose newest source is the unfinished sum of their block.
+    weights [R, T, N]: the softmax weights; learned_weights [R, T, N]: the same with all queries learned. learned_share, plain_share
+    [R, T, N]: each source's part of the length that is added up, with these weights and with weight 1 for all. partial: readers whose newest source is the unfinished sum of their block.
     token, reader: the ones looked at. asked: the shares a chosen query was solved for. answer, learned_answer, plain_answer: (next
     word, probability) as shown, with all queries learned, and with plain residuals. In all cases NaN means: not there yet.
     """
@@ -54,6 +54,7 @@ class ResidualsStory:
     readers: tuple[str, ...]
     sources: tuple[str, ...]
     weights: np.ndarray
+    learned_weights: np.ndarray
     learned_share: np.ndarray
     plain_share: np.ndarray
     partial: tuple[bool, ...]
@@ -72,6 +73,22 @@ class ResidualsStory:
     def row(self) -> np.ndarray:
         """The weights of the reader looked at, at the token looked at, over the sources it has."""
         return _present(self.weights[self.reader, self.token])
+
+    @property
+    def learned_row(self) -> np.ndarray:
+        """The same with all queries learned."""
+        return _present(self.learned_weights[self.reader, self.token])
+
+    @property
+    def plain_row(self) -> np.ndarray:
+        """The parts of the length that a plain sum of the same sources would add up."""
+        return _present(self.plain_share[self.reader, self.token])
+
+    @property
+    def row_names(self) -> tuple[str, ...]:
+        """The sources of the row; a block that is not finished says so."""
+        names = self.sources[: len(self.row)]
+        return (*names[:-1], f"{names[-1]}, so far") if self.partial[self.reader] else names
 
     @property
     def sentence(self) -> str:
@@ -205,7 +222,7 @@ def tell(
     pulled = run.weights * run.norms
     return ResidualsStory(
         tokens=run.tokens, readers=tuple(_reader_name(n, layers) for n in sublayers), sources=_source_names(block, layers),
-        weights=run.weights, learned_share=_frozen(pulled / np.nansum(pulled, -1, keepdims=True)),
+        weights=run.weights, learned_weights=learned.weights, learned_share=_frozen(pulled / np.nansum(pulled, -1, keepdims=True)),
         plain_share=_frozen(run.norms / np.nansum(run.norms, -1, keepdims=True)),
         partial=tuple(n % (2 * block) != 0 and n < 2 * layers for n in sublayers), token=token, reader=reader, block=block,
         trained_block=trained, query=query, length=float(length), asked=shares, answer=run.answer, learned_answer=learned.answer,
