@@ -10,13 +10,15 @@ if line := missing():
     pytest.skip(line, allow_module_level=True)
 
 from animations import __main__ as command
+from animations import films
+from animations.sheet import contact_sheet
 from animations.stage import StageScene
 
 
 def test_scenes_are_listed_with_their_captions(capsys):
     command.main([])
     printed = capsys.readouterr().out
-    for name, scene in command.scenes().items():
+    for name, scene in films.scenes().items():
         assert f"{name}  (" in printed and scene.__doc__.splitlines()[0] in printed
     assert "KDAWhiteboard  (whiteboard.py)" in printed
 
@@ -42,8 +44,8 @@ def test_render_writes_the_format_and_skips_what_is_up_to_date(format, tmp_path,
         def construct(self):
             self.play(self.say("Is the board larger now?"))
 
-    monkeypatch.setattr(command, "scenes", lambda: {"Short": Short})
-    monkeypatch.setattr(command, "fingerprint", lambda: "same code")
+    monkeypatch.setattr(films, "scenes", lambda: {"Short": Short})
+    monkeypatch.setattr(films, "fingerprint", lambda: "same code")
     with tempconfig({"media_dir": str(tmp_path)}):
         command.main(["render", "--all", "--format", format])
         (made,) = [path for path in tmp_path.rglob(f"Short*.{format}")]
@@ -51,13 +53,62 @@ def test_render_writes_the_format_and_skips_what_is_up_to_date(format, tmp_path,
         assert made.stat().st_size > 500 and "up to date" not in capsys.readouterr().out
         command.main(["render", "Short", "--format", format])
         assert made.stat().st_mtime_ns == first and "up to date" in capsys.readouterr().out
-        monkeypatch.setattr(command, "fingerprint", lambda: "changed code")
+        monkeypatch.setattr(films, "fingerprint", lambda: "changed code")
         command.main(["render", "Short", "--format", format])
         assert made.stat().st_mtime_ns > first and "up to date" not in capsys.readouterr().out
 
 
 def test_a_setting_of_the_teacher_makes_films_out_of_date(monkeypatch):
-    before = command.fingerprint()
-    assert command.fingerprint() == before
+    before = films.fingerprint()
+    assert films.fingerprint() == before
     monkeypatch.setenv("K3_UPDATE", "Friday")
-    assert command.fingerprint() != before
+    assert films.fingerprint() != before
+
+
+class Good(StageScene):
+    """A question, briefly."""
+
+    def construct(self):
+        self.play(self.say("Is the board larger now?"))
+
+
+class Bad(StageScene):
+    """A scene that fails."""
+
+    def construct(self):
+        raise ValueError("facts: too many")
+
+
+@pytest.mark.scene
+def test_a_scene_that_fails_is_named_and_the_others_are_rendered(tmp_path, monkeypatch, capsys):
+    from manim import tempconfig
+
+    monkeypatch.setattr(films, "scenes", lambda: {"Bad": Bad, "Good": Good})
+    with tempconfig({"media_dir": str(tmp_path)}), pytest.raises(SystemExit, match="^not rendered: Bad$"):
+        command.main(["render", "--all"])
+    assert "Bad: failed: ValueError: facts: too many" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.rglob("*.mp4") if "partial" not in str(path)] == ["Good.mp4"]
+
+
+@pytest.mark.scene
+def test_two_at_once_makes_the_same_files(tmp_path, monkeypatch):
+    """Each in a process of its own, which knows only the scenes of this folder: so a real one, and its still."""
+    monkeypatch.chdir(tmp_path)  # manim's media folder lies where it is started
+    made = command.render_all(["KDAWhiteboard"], quality="low", format="png", force=False, jobs=2)
+    assert made["KDAWhiteboard"].stat().st_size > 5_000
+
+
+@pytest.mark.scene
+def test_the_contact_sheet_shows_three_frames_of_each_film(tmp_path, monkeypatch):
+    from manim import tempconfig
+    from PIL import Image
+
+    monkeypatch.setattr(films, "scenes", lambda: {"Good": Good})
+    with tempconfig({"media_dir": str(tmp_path)}):
+        command.main(["sheet", "--out", str(tmp_path / "sheet.png")])
+        film, up_to_date = films.render(Good)
+    assert up_to_date
+    one = Image.open(tmp_path / "sheet.png")
+    contact_sheet({name: film for name in "abc"}, tmp_path / "three.png")
+    three = Image.open(tmp_path / "three.png")
+    assert three.height > one.height and three.width == one.width and len(one.convert("RGB").getcolors(100_000)) > 5

@@ -22,6 +22,6 @@ def test_without_manim_one_line_says_what_to_install():
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_scenes_do_not_load_plotly_or_widgets():
-    code = "import sys, animations.__main__ as a; a.scenes(); print([m for m in ('plotly', 'ipywidgets', 'anywidget') if m in sys.modules])"
+    code = "import sys, animations.films as a; a.scenes(); print([m for m in ('plotly', 'ipywidgets', 'anywidget') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
