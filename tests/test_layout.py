@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "story": {"torch", "numpy", "jaxtyping", "minimodel"},
     "figure": {"torch", "numpy", "plotly", "jaxtyping", "minimodel"},
     "panel": {"torch", "numpy", "plotly", "jaxtyping", "minimodel", "ipywidgets", "anywidget", "traitlets", "IPython"},
-    "animations": {"torch", "numpy", "manim", "typst", "av", "PIL", "minimodel", "animations"},  # manim brings av and PIL
+    "animations": {"torch", "numpy", "manim", "typst", "av", "PIL", "tqdm", "minimodel", "animations"},  # manim brings av and PIL
 }
 
 
