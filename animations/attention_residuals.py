@@ -89,7 +89,7 @@ class AttentionResiduals(StageScene):
         formula = Formula(READ, {"query": "query", "key": "key", "value": "value"}, {"query": "query", "key": "key", "value": "value"},
                           x=-SAFE[0], y=FORMULA)  # fmt: skip
         self.play(FadeOut(pile, pour, plain), numbers.show([""] * n), swap(title, Label("Weights", size=SMALL).at(LEFT + 1.65, TOP + 0.52)),
-                  FadeIn(formula), self.say("Attention Residuals: every reader has a query of its own. It scores all earlier outputs."))  # fmt: skip
+                  FadeIn(formula), self.say("Attention Residuals: each reader has a query of its own. It scores all earlier outputs."))  # fmt: skip
         self.play(formula.light("query", "key"))
         self.wait(1.6)
         edges = Edges([(LEFT + 2.8, y) for y in ys], [(RIGHT - 1.6, middle + 0.2 * (i - (n - 1) / 2)) for i in range(n)],

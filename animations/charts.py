@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from manim import RESAMPLING_ALGORITHMS, Group, ImageMobject, Line, ManimColor, Rectangle, RoundedRectangle, SurroundingRectangle, VGroup
 
-from animations.stage import SMALL, THEME, Change, Label, coming, leaving
+from animations.stage import SMALL, THEME, Change, Label, coming, leaving, mix
 from k3viz.theme import text_on
 
 Point = tuple[float, float]
@@ -54,9 +54,13 @@ class Texts(VGroup):
 
 
 class Bars(VGroup):
-    """Bars to the right, one at each of ``ys``, as long as their value times ``unit``, with the value's text behind the end."""
+    """Bars to the right, one at each of ``ys``, as long as their value times ``unit``, with the value's text behind the end, or before
+    the start with ``before=True``."""
 
-    def __init__(self, ys: Sequence[float], *, left: float, unit: float, colors: Sequence[str], height: float = 0.3):
+    def __init__(
+        self, ys: Sequence[float], *, left: float, unit: float, colors: Sequence[str], height: float = 0.3, before: bool = False
+    ):
+        self.before = before
         self.ys, self.left, self.unit, self.values = list(ys), left, unit, np.zeros(len(ys))
         self.bars = [Rectangle(width=1, height=height, stroke_width=0, fill_color=c, fill_opacity=1) for c in colors]
         self.labels: list[VGroup] = [VGroup() for _ in ys]
@@ -81,12 +85,22 @@ class Bars(VGroup):
             for (old, new), length, y in zip(pairs, lengths, self.ys, strict=True):
                 for label in (old, new):
                     if len(label):
-                        label.at(self.left + length + 0.12, y)
+                        label.at(self.left - 0.1 - label.width if self.before else self.left + length + 0.12, y)
                 if new is not old:
                     old.set_opacity(leaving(alpha))
                     new.set_opacity(coming(alpha))
 
         return Change(self, update, lambda: self.remove(*(old for old, new in pairs if new is not old)), run_time=run_time)
+
+    def paint(self, colors: Sequence[str], *, run_time: float = 0.8) -> Change:
+        """Change the bars' colors."""
+        start = [bar.get_fill_color().to_hex() for bar in self.bars]
+
+        def update(alpha: float) -> None:
+            for bar, old, new in zip(self.bars, start, colors, strict=True):
+                bar.set_fill(mix(old, new, alpha))
+
+        return Change(self, update, run_time=run_time)
 
     def _draw(self, lengths: np.ndarray) -> None:
         for bar, length, y in zip(self.bars, lengths, self.ys, strict=True):
