@@ -154,7 +154,7 @@ def decay_story(
 def tell(text: str, head: Head, gate: str | None, shift: float, one_half_life: float) -> DecayStory:
     """The story of one head that has been read before: what a slider changes costs no run of the model."""
     gate = ("softplus" if head.bound is None else "bounded") if gate is None else gate
-    if gate not in GATES:
+    if gate not in tuple(GATES):
         raise ValueError(f"gate must be one of {', '.join(GATES)}, got {gate!r}")
     for name, value, low, high in (("shift", shift, -SHIFT, SHIFT), ("one_half_life", one_half_life, 0.01, 1e9)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:  # NaN fails every comparison
@@ -210,6 +210,29 @@ def look_alike(g: np.ndarray, ages: np.ndarray) -> tuple[np.ndarray, np.ndarray]
         youngest = (np.log(np.minimum(faded + READING, 1.0)) / g).max(1)
         oldest = np.where(faded > READING, np.log(np.maximum(faded - READING, 0.0)) / g, np.inf).min(1)
     return np.maximum(np.ceil(youngest - 1e-9), 1.0), np.floor(oldest + 1e-9)
+
+
+def equal_dial(story: DecayStory) -> float:
+    """Half-life, in tokens, of the single dial that after the last word keeps as much of the facts as all the story's dials do.
+
+    Raises ValueError where the text has no facts, or where no single dial keeps as much.
+    """
+    wanted, _ = story.kept_by_kind(-1)
+    if wanted is None:
+        raise ValueError(f"text: it states no fact, and so no dial can keep one: {story.text!r}")
+    k, beta, fact = torch.tensor(story.k), torch.tensor(story.beta), torch.tensor(story.facts)
+
+    def kept(half_life: float) -> float:
+        ink = word_ink(k, torch.full_like(k, -math.log(2) / half_life), beta)[-1]
+        return float(torch.einsum("sc,cs->s", k, ink)[fact].mean())
+
+    low, high = 0.1, 1e9
+    if not kept(low) <= wanted <= kept(high):
+        raise ValueError(f"text: no single dial keeps {format_probability(wanted)} of the facts, as the {k.shape[1]} dials do")
+    for _ in range(40):  # halves the interval's logarithm: the last step is far below a digit that is shown
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if kept(middle) < wanted else (low, middle)
+    return high
 
 
 # ---- chosen by hand, and choosing ----
