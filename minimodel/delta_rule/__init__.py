@@ -12,12 +12,14 @@ from torch import Tensor
 
 from minimodel.delta_rule.chunked import TILE, kda_chunked
 from minimodel.delta_rule.gates import bounded_log_decay, mamba_dt_bias, softplus_log_decay
+from minimodel.delta_rule.native import kda_native
+from minimodel.delta_rule.native_available import use_native, why_not_native
 from minimodel.delta_rule.recurrent import kda_recurrent, kda_step, kda_step_
 from minimodel.delta_rule.triton_available import use_triton
 
-__all__ = ["bounded_log_decay", "kda", "kda_recurrent", "kda_step", "kda_step_", "mamba_dt_bias", "softplus_log_decay"]
+__all__ = ["bounded_log_decay", "kda", "kda_recurrent", "kda_step", "kda_step_", "mamba_dt_bias", "softplus_log_decay", "why_not_native"]
 
-BACKENDS = ("auto", "recurrent", "chunked", "triton")
+BACKENDS = ("auto", "recurrent", "chunked", "native", "triton")
 
 
 def kda(
@@ -46,10 +48,11 @@ def kda(
         scale: of the queries; K**-0.5 by default.
         initial_state: [B, H, K, V]; zeros by default. With ``cu_seqlens`` one state a document.
         cu_seqlens: document boundaries 0 = c_0 < c_1 < ... < c_N = T of a packed row (B = 1): no memory crosses them.
-        backend: "recurrent" (the equation), "chunked" (matrix products), "triton" (the same as GPU kernels: q, k, v in float32 or
-            bfloat16, K and V powers of two of at least 16, first derivatives), or "auto": recurrent for one token, else triton on a GPU
-            where it can run, else chunked.
-        chunk_size: tokens in a chunk of the chunked backend, a multiple of 16.
+        backend: "recurrent" (the equation), "chunked" (matrix products), "native" (the same in C, compiled at first use: float32 on the
+            CPU, K and V multiples of 16 up to 256), "triton" (as GPU kernels: q, k, v in float32 or bfloat16, K and V powers of two of at
+            least 16, first derivatives), or "auto": recurrent for one token, else triton on a GPU and native on the CPU where they can
+            run, else chunked. ``why_not_native()`` says what keeps the C kernels from running.
+        chunk_size: tokens in a chunk of the chunked backend, a multiple of 16. The others have sizes of their own.
         in_place: write the final state over ``initial_state`` and return that (decoding); only where no gradient is recorded.
 
     Returns: outputs [B, T, H, V] in q's dtype; final state [B, H, K, V] ([N, H, K, V] with ``cu_seqlens``), float32, or
@@ -77,6 +80,9 @@ def kda(
         documents = len(q) if cu_seqlens is None else len(cu_seqlens) - 1
         S = torch.zeros(documents, H, K, v.shape[-1], dtype=dtype, device=k.device)
     S = S.to(dtype)
+    if (backend == "native" or k.shape[1] > 1) and use_native(backend, [q, k, v, g, beta], (K, v.shape[-1])):
+        o, S = kda_native(q, k, v, g, beta, S, scale=scale, cu_seqlens=cu_seqlens)
+        return o, initial_state.copy_(S) if in_place else S
 
     def run(inputs: list[Tensor], S: Tensor) -> tuple[Tensor, Tensor]:
         steps = inputs[0].shape[1]

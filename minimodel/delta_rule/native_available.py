@@ -1,0 +1,137 @@
+"""Whether the C kernels can serve a call: they are compiled at their first use, and kept for later processes.
+
+The system's C compiler makes one small library for this very processor, in about a second. It goes to the user's cache folder, under a
+name that holds a hash of the sources, the compiler and the processor's instruction set: nothing stale is ever loaded, and machines that
+share a home folder don't disturb each other. Where that folder can't be written, each process compiles for itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkstemp
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+FOLDER = Path(__file__).parent
+FILES = ("native_product.c", "native_tile.c", "native_forward.c", "native_backward.c", "native_threads.c")
+HEADERS = ("native_call.h", "native_tile.h")
+FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-shared")
+FOR_THIS_PROCESSOR = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
+LARGEST = 256  # key and value channels
+_lock = Lock()
+
+
+def why_not_native() -> str | None:
+    """What keeps the C kernels from running on this machine, as the end of a sentence; None if nothing does.
+
+    Compiles them at the first call of a process, unless an earlier process has. ``K3_NATIVE=0`` in the environment turns them off.
+    """
+    if os.environ.get("K3_NATIVE", "1").lower() in ("0", "false", "no", "off"):
+        return "is turned off by the environment variable K3_NATIVE"
+    if os.name != "posix":
+        return "needs Linux or macOS"
+    with _lock:
+        return _library()[1]
+
+
+def native_obstacle(tensors: list[Tensor], sizes: tuple[int, ...]) -> str | None:
+    """What keeps the kernels from serving these inputs, as the end of a sentence; None if nothing does.
+
+    ``tensors`` are float32 on the CPU, ``sizes`` (K and V) multiples of 16 up to 256.
+    """
+    if tensors[0].device.type != "cpu":
+        return f"needs tensors on the CPU, got {tensors[0].device}"
+    if any(x.dtype != torch.float32 for x in tensors):
+        return f"takes float32 only, got {', '.join(str(x.dtype).removeprefix('torch.') for x in tensors)}"
+    if any(n % 16 or n > LARGEST for n in sizes):
+        return f"takes head sizes that are multiples of 16 up to {LARGEST}, got {' and '.join(map(str, sizes))}"
+    return why_not_native()
+
+
+def use_native(backend: str, tensors: list[Tensor], sizes: tuple[int, ...]) -> bool:
+    """``backend`` "native": yes, or ValueError with the reason. "auto": where the kernels can serve the inputs."""
+    if backend not in ("auto", "native"):
+        return False
+    obstacle = native_obstacle(tensors, sizes)
+    if backend == "native" and obstacle:
+        raise ValueError(f'backend "native" {obstacle}')
+    return obstacle is None
+
+
+def library() -> ctypes.CDLL:
+    """The compiled kernels. Only after ``why_not_native`` found nothing."""
+    found, reason = _library()
+    if found is None:
+        raise RuntimeError(f'backend "native" {reason}')
+    return found
+
+
+@cache  # what failed is not tried again in this process
+def _library() -> tuple[ctypes.CDLL | None, str | None]:
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    try:
+        flags, features = _processor(compiler)
+        made_of = "\0".join([*compiler, *FLAGS, *flags, features, *((FOLDER / name).read_text(encoding="utf-8") for name in HEADERS + FILES)])
+        return _load(f"kda-{hashlib.sha256(made_of.encode()).hexdigest()[:24]}.so", [*compiler, *FLAGS, *flags]), None
+    except FileNotFoundError:
+        return None, f"needs a C compiler, and there is no {compiler[0]} (the environment variable CC names another)"
+    except subprocess.CalledProcessError as error:
+        said = next((line for line in error.stderr.splitlines() if "error" in line), f"status {error.returncode}")
+        return None, f"could not be compiled with {compiler[0]}: {said}"
+    except OSError as error:
+        return None, f"could not be compiled or loaded: {error}"
+
+
+def _processor(compiler: list[str]) -> tuple[tuple[str, ...], str]:
+    """The flags for this processor, and what the compiler then defines: its own version and the instruction set."""
+    for flags in FOR_THIS_PROCESSOR:
+        asked = [*compiler, *flags, "-dM", "-E", "-x", "c", os.devnull]
+        answer = subprocess.run(asked, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if answer.returncode == 0:
+            return flags, answer.stdout
+    raise subprocess.CalledProcessError(answer.returncode, asked, answer.stdout, answer.stderr)
+
+
+def _load(name: str, command: list[str]) -> ctypes.CDLL:
+    kept = _cache_folder() / name
+    if kept.exists():
+        try:
+            return ctypes.CDLL(str(kept))
+        except OSError:
+            pass  # made for another C library: it is made again
+    with TemporaryDirectory(prefix="k3-native-") as scratch:
+        made = Path(scratch) / name
+        subprocess.run([*command, *(str(FOLDER / file) for file in FILES), "-o", str(made), "-lpthread"],
+                       check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)  # fmt: skip
+        return ctypes.CDLL(str(kept if _keep(made, kept) else made))  # a loaded library outlives its file
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "k3-made-small"
+
+
+def _keep(made: Path, kept: Path) -> bool:
+    """Put the library into the cache folder, whole or not at all; several processes may do so at once. False where it can't be written."""
+    try:
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, part = mkstemp(dir=kept.parent, suffix=".part")
+    except OSError:
+        return False
+    try:
+        with open(handle, "wb") as file:
+            file.write(made.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())  # or a machine that goes down now could keep the name without the bytes
+        os.replace(part, kept)
+        return True
+    except OSError:
+        Path(part).unlink(missing_ok=True)
+        return False

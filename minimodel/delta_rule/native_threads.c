@@ -1,0 +1,36 @@
+/* Shares sequences, one head of one document each, out among threads. One thread computes a sequence from beginning to end, so that results
+ * don't depend on how many threads there are. They live as long as the call: a forked process would not inherit them. */
+#include "native_call.h"
+#include <pthread.h>
+#include <stdlib.h>
+
+static void work(Call *c, int backward) {
+    int64_t numbers = (backward ? kda_backward_memory : kda_forward_memory)(c->K, c->V), n;
+    void *memory;
+    if (posix_memalign(&memory, 64, numbers * sizeof(float))) {
+        __atomic_store_n(&c->failed, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    while ((n = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < c->documents * c->heads) {
+        if (backward) kda_backward_sequence((Gradients *)c, n / c->heads, n % c->heads, memory);
+        else kda_forward_sequence(c, n / c->heads, n % c->heads, memory);
+    }
+    free(memory);
+}
+
+static void *forward(void *call) { return work(call, 0), NULL; }
+static void *backward(void *call) { return work(call, 1), NULL; }
+
+static int64_t run(void *(*pass)(void *), void *call, int64_t threads) {
+    pthread_t others[64];
+    int64_t started = 0;
+    while (started < threads - 1 && started < 64 && !pthread_create(&others[started], NULL, pass, call)) started++;
+    pass(call);
+    while (started) pthread_join(others[--started], NULL);
+    return ((Call *)call)->failed;
+}
+
+/* What Python calls. Return 0, or 1 when there was no memory. All other names stay inside the library. */
+#define EXPORTED __attribute__((visibility("default")))
+EXPORTED int64_t kda_forward(Call *call, int64_t threads) { return run(forward, call, threads); }
+EXPORTED int64_t kda_backward(Gradients *call, int64_t threads) { return run(backward, call, threads); }

@@ -1,0 +1,111 @@
+/* What the forward and the backward pass of the native KDA operator share: vectors, one matrix product, and the decay inside a tile.
+ *
+ * Plain C with the vector extension of GCC and Clang. A tile is C = 16 tokens of one head. All that its products read fits the first-level
+ * cache, but for the state, which is 64 kB at K = V = 128 and is walked through in panels of columns.
+ */
+#include "native_call.h"
+#include <string.h>
+
+#define C 16         /* tokens in a tile */
+#define GROUP 4      /* tiles between two states that are kept for the backward pass */
+#define LIMIT 57.81f /* 8 steps of K3's bound -5, in powers of two, and rounding: what a dense tile's exponents may reach */
+
+#if defined(__AVX512F__)
+#define LANES 16 /* numbers in a vector register */
+#define ROWS 8   /* rows of a product that are summed in registers at once, two vectors wide */
+#elif defined(__AVX__)
+#define LANES 8
+#define ROWS 4
+#elif defined(__aarch64__)
+#define LANES 4
+#define ROWS 8
+#else
+#define LANES 4
+#define ROWS 4
+#endif
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef vec anywhere __attribute__((aligned(4), may_alias)); /* a vector at any address */
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vec load(const float *x) { return *(const anywhere *)x; }
+INLINE void store(float *x, vec y) { *(anywhere *)x = y; }
+
+/* c = start + a b:  a [rows, depth] one number at a time, b [depth, columns] and c [rows, columns] a vector at a time. `rows` and `columns`
+ * are multiples of 16. The steps say how far apart neighbours in memory are, so that a may be read transposed.
+ * start: NOTHING 0, ITSELF c, or a factor for each row of c. */
+#define NOTHING ((const float *)0)
+extern const float ITSELF[1];
+
+void product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_step,
+             float *c, int64_t c_row, const float *start);
+
+/* A store for the scratch of one thread: 64-byte lines, handed out one after the other. */
+INLINE float *take(float **memory, int64_t numbers) {
+    float *taken = *memory;
+    *memory += (numbers + 15) / 16 * 16;
+    return taken;
+}
+
+void transpose(int64_t rows, int64_t columns, const float *x, int64_t x_row, float *y, int64_t y_row);
+
+#define LOG2_E 1.4426950408889634f
+
+/* 2^x to float32's rounding: the whole part of x goes into the exponent, exp of the rest (at most ln(2) / 2) is its series to the seventh
+ * power. 0 below 2^-126. x above 127 is nobody's business here. */
+INLINE vec exp2_(vec x) {
+    vec shifted = x + 12582912.0f; /* 1.5 * 2^23: whole numbers are now the last bits */
+    vec y = (x - (shifted - 12582912.0f)) * 0.6931471805599453f;
+    vec p = 1.0f / 720 + y * (1.0f / 5040);
+    p = 1.0f / 120 + y * p;
+    p = 1.0f / 24 + y * p;
+    p = 1.0f / 6 + y * p;
+    p = 0.5f + y * p;
+    p = 1.0f + y * p;
+    p = 1.0f + y * p;
+    return (vec)(((ivec)p + ((ivec)shifted << 23)) & (x >= -126.0f));
+}
+
+/* What one tile's products are made of. G is the running sum of g, measured from the tile's middle. */
+typedef struct {
+    float *rows;    /* [2C, K] exp(G_i) k_i, then exp(G_i) q_i */
+    float *fade;    /* [C, K]  exp(G_i) */
+    float *columns; /* [C, K]  exp(-G_j) k_j */
+    float *across;  /* [K, C]  columns, transposed */
+    float *in;      /* [2C, K] -k_i, then q_i, faded since the tile began */
+    float *writes;  /* [C, K]  beta_j k_j, as faded as it will be at the tile's end */
+    float *into;    /* [K]     decay from the tile's start to its middle, */
+    float *out_of;  /* [K]     from there to its end, */
+    float *keep;    /* [K]     and over all of it: what it leaves of the state */
+    float *beta;    /* [C] */
+    float *AP;      /* [2C, C] A, then P: what the tokens of the tile have to do with each other */
+    float *M;       /* [C, C]  (I + A diag(beta))^-1 */
+    float *own;     /* [C, C]  P diag(beta) */
+} Tile;
+
+#define TILE_SIZE(K) (8 * C * (K) + 3 * (K) + C + 4 * C * C)
+
+INLINE Tile new_tile(float **memory, int64_t K) {
+    Tile t;
+    t.rows = take(memory, 2 * C * K), t.in = take(memory, 2 * C * K), t.fade = take(memory, C * K), t.columns = take(memory, C * K);
+    t.across = take(memory, C * K), t.writes = take(memory, C * K), t.beta = take(memory, C);
+    t.into = take(memory, K), t.out_of = take(memory, K), t.keep = take(memory, K);
+    t.AP = take(memory, 2 * C * C), t.M = take(memory, C * C), t.own = take(memory, C * C);
+    return t;
+}
+
+extern const float ZEROS[256];
+
+/* The first `n` tokens of a tile that begins at `token`; rows after the last token are zeros: they neither fade nor write. */
+INLINE void find(const float *found[C], Rows x, int64_t token, int64_t head, int64_t n) {
+    for (int64_t i = 0; i < C; i++) found[i] = i < n ? x.at + (token + i) * x.token + head * x.head : ZEROS;
+}
+
+int decay(const Call *c, int64_t token, int64_t head, int64_t n, Tile t);
+void within(int64_t K, Tile t);
+INLINE void copy_rows(int64_t rows, int64_t columns, const float *x, int64_t x_row, float *y, int64_t y_row) {
+    for (int64_t i = 0; i < rows; i++) memcpy(y + i * y_row, x + i * x_row, columns * sizeof(float));
+}
+
