@@ -32,7 +32,7 @@ def balancing_figure(*, story: BalancingStory | BalancingRace | None = None, sho
 
 def balancing_picture(story: BalancingStory, show: str, theme: Theme, *, title: bool = True) -> dict[str, Any]:
     """{"data", "layout"}: the plain dict that both the figure and the live panel draw."""
-    if show not in SHOWS:
+    if show not in tuple(SHOWS):
         raise ValueError(f"show must be one of {', '.join(SHOWS)}, got {show!r}")
     m, n = story.scores.shape
     lanes = _Lanes(story, show)

@@ -118,7 +118,7 @@ def balancing_story(
     m, n = table.shape
     if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k < n:
         raise ValueError(f"top_k must be a whole number from 1 to {n - 1}, one less than there are experts, got {top_k!r}")
-    if how not in CUTOFFS:
+    if how not in tuple(CUTOFFS):
         raise ValueError(f"how must be one of {', '.join(CUTOFFS)}, got {how!r}")
     if (cutoffs is not None) != (how == "hand"):
         raise ValueError(f"cutoffs go with how='hand' and only with it, got cutoffs={cutoffs!r} and how={how!r}")

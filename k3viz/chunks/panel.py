@@ -42,7 +42,7 @@ def chunks_panel(
         show = min(values["show"], len(story.bounds) - 1)
         return Drawing(story, chunks_picture(story, show, theme, title=False), story.sentence, frame=show, labels=story.labels)
 
-    story = story_of("auto", chunk, gate, shift, numbers)
+    story = story_of.__wrapped__("auto", chunk, gate, shift, numbers)  # not through the cache, which wants hashable arguments
     heads = tuple((f"{layer + 1}.{h + 1}", f"layer {layer + 1}, head {h + 1}") for layer, h in tiles)
     controls = [
         Slider("chunk", "Chunk size", CHUNKS.index(chunk), 0, len(CHUNKS) - 1, 1, labels=tuple(f"{c} words" for c in CHUNKS)),

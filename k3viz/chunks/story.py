@@ -145,7 +145,7 @@ def chunks_story(
 def tell(tile: Tile, chunk: int, gate: str | None, shift: float, numbers: str) -> ChunksStory:
     """The story of one tile that has been read before: what a slider changes costs no run of the model."""
     gate = ("softplus" if tile.bound is None else "bounded") if gate is None else gate
-    for name, value, known in (("gate", gate, GATES), ("numbers", numbers, NUMBERS)):
+    for name, value, known in (("gate", gate, tuple(GATES)), ("numbers", numbers, tuple(NUMBERS))):
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
     if isinstance(chunk, bool) or not isinstance(chunk, int) or not 1 <= chunk <= LONGEST:
@@ -269,7 +269,7 @@ def choose(tiles: dict[tuple[int, int], Tile], place: tuple[int, int] | None) ->
     """The head asked for, or the one with the channel that forgets most over the note."""
     if place is None:
         return max(tiles.values(), key=lambda tile: -float(_own_decay(tile).sum(0).min()))
-    if tuple(place) not in tiles:
+    if not isinstance(place, (tuple, list)) or tuple(place) not in tiles:
         raise ValueError(f"head must be a (layer, head) pair of a KDA layer, one of {', '.join(map(str, tiles))}, got {place!r}")
     return tiles[tuple(place)]
 

@@ -44,7 +44,7 @@ def decay_panel(*, model: K3ForCausalLM | None = None, text: str = TEXT, gate: s
         return Drawing(story, picture, story.sentence(now, age), frame=now, labels=story.tokens)
 
     words = split(text)
-    gate = story_of("auto" if learned else BY_HAND, text, gate, shift, ONE_DIAL).gate
+    gate = story_of.__wrapped__("auto" if learned else BY_HAND, text, gate, shift, ONE_DIAL).gate  # the cache wants hashable arguments
     places = [name for name in heads(text) if name != "auto"]  # read now, so that the first switch is as quick as the others
     named = tuple((name, "the model: layer {}, head {}".format(*name.split("."))) for name in places)
     controls = [

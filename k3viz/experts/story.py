@@ -134,7 +134,7 @@ def read(model: K3ForCausalLM, text: str, top_k: int | None, shared: bool) -> Ex
 
 def tell(run: ExpertsRun, plain: ExpertsRun, layer: int, token: int) -> ExpertsStory:
     """The story of one layer and word of a run; ``plain``: the run as trained."""
-    if layer not in run.routed:
+    if layer not in tuple(run.routed):
         raise ValueError(f"layer must be one with experts, of {', '.join(map(str, run.routed))}, got {layer!r}")
     T = len(run.tokens)
     if isinstance(token, bool) or not isinstance(token, int) or not -T <= token < T:

@@ -115,7 +115,7 @@ def four_bit_story(
 
 def tell(w: Tensor, outlier: float, rule: str, alike: float, steps: int) -> FourBitStory:
     """The story of 32 weights."""
-    if rule not in RULES:
+    if rule not in tuple(RULES):
         raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
     for name, value, low, high in (("outlier", outlier, 1.0, LARGEST_OUTLIER), ("alike", alike, 0.0, 1.0)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:  # NaN fails every comparison

@@ -119,9 +119,9 @@ def hybrid_story(
     config = config if model is None else model.config
     if config is not None and not isinstance(config, K3Config):
         raise ValueError(f"config must be a K3Config, got {type(config).__name__}")
-    if config is None and scale not in SCALES:
+    if config is None and scale not in tuple(SCALES):
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
-    if lens not in LENSES:
+    if lens not in tuple(LENSES):
         raise ValueError(f"lens must be one of {', '.join(LENSES)}, got {lens!r}")
     _whole("tokens", tokens, 1, LONGEST)
     label, native = SCALES[scale] if config is None else ("this model", lambda: config)

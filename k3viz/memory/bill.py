@@ -50,7 +50,7 @@ def own_config(*, base: K3Config, pattern: str, layers: int, heads: int, groups:
     MLA's numbers a token, without the shared ones beside it; window: tokens that a window layer reads.
     Raises ValueError for a combination that no model has.
     """
-    if pattern not in PATTERNS:
+    if pattern not in tuple(PATTERNS):
         raise ValueError(f"pattern must be one of {', '.join(PATTERNS)}, got {pattern!r}")
     _, first, second, ratio = PATTERNS[pattern]
     slots, rest = hybrid_pattern(layers, ratio)

@@ -28,7 +28,7 @@ def memory_figure(*, story: MemoryStory | None = None, scale: str = "linear", th
 
 def memory_picture(story: MemoryStory, scale: str, theme: Theme, *, title: bool = True) -> dict[str, Any]:
     """{"data", "layout"}: the plain dict that both the figure and the live panel draw."""
-    if scale not in SCALES:
+    if scale not in tuple(SCALES):
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
     below = BETWEEN + HEADER + ROW * len(story.published) + 4 if story.published else 0
     floor = below / (below + CHARTS)  # where the charts begin, as a share of the plot

@@ -145,9 +145,9 @@ def memory_story(
     for name, value, low, high in (("tokens", tokens, 64, 4096), ("context", context, 64, LONGEST), ("batch", batch, 1, MOST)):
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
-    if dtype not in DTYPES:
+    if dtype not in tuple(DTYPES):
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if weights not in WEIGHTS:
+    if weights not in tuple(WEIGHTS):
         raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
     if isinstance(memory, bool) or not isinstance(memory, (int, float)) or not 0 < memory < 1e18:
         raise ValueError(f"memory must be a number of bytes, more than 0, got {memory!r}")

@@ -121,7 +121,7 @@ def mla_story(
     cost of the two forms (default: K3's); context, at_once: cards kept and tokens read in one pass, for that cost.
     Raises ValueError that names the argument.
     """
-    if gate not in GATES:
+    if gate not in tuple(GATES):
         raise ValueError(f"gate must be one of {', '.join(GATES)}, got {gate!r}")
     forms = count_forms(config, context, at_once)
     if model is not None:
@@ -130,7 +130,7 @@ def mla_story(
         return MLAStory(forms=forms, **learned_trace(model, text, slot, gate))
     if text is not None:
         raise ValueError("text needs a model to read it: give model=... as well")
-    if slot not in ROWS:
+    if slot not in tuple(ROWS):
         raise ValueError(f"slot must be one of {', '.join(ROWS)}, got {slot!r}")
     if isinstance(recency, bool) or not isinstance(recency, (int, float)) or not 0 <= recency <= 24:
         raise ValueError(f"recency must lie in [0, 24], got {recency!r}")

@@ -146,9 +146,9 @@ def serving_story(
     for name, value in (("system", system), ("message", message), ("output", output)):
         if isinstance(value, bool) or not isinstance(value, int) or not SCALE <= value <= MOST[name] or value % SCALE:
             raise ValueError(f"{name} must be a multiple of {SCALE} tokens from {SCALE} to {MOST[name]}, got {value!r}")
-    if broken not in BREAKS:
+    if broken not in tuple(BREAKS):
         raise ValueError(f"broken must be one of {', '.join(BREAKS)}, got {broken!r}")
-    if snapshots not in SNAPSHOTS:
+    if snapshots not in tuple(SNAPSHOTS):
         raise ValueError(f"snapshots must be one of {', '.join(SNAPSHOTS)}, got {snapshots!r}")
     at = turns // 2 + 1 if at is None else at
     if isinstance(at, bool) or not isinstance(at, int) or not 2 <= at <= turns:

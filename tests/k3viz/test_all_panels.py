@@ -251,3 +251,15 @@ def elsewhere():
 def test_two_builds_are_equal(name):
     here = panel(name)
     assert hashlib.sha256((json.dumps(here.picture) + here.sentence).encode()).hexdigest() == elsewhere()[name]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("wrong", [[], {}, object()], ids=["list", "dict", "object"])
+def test_an_argument_of_the_wrong_kind_is_named(name, wrong):
+    """Of the panel, its story and its figure, and never by a message about hashing or iterating."""
+    for function in [getattr(k3viz, each, None) for each in (name, name.replace("_panel", "_story"), name.replace("_panel", "_figure"))]:
+        for argument in set(inspect.signature(function).parameters) - {"story", "theme"} if function else ():
+            try:
+                function(**{argument: wrong})
+            except (ValueError, TypeError) as error:
+                assert argument in str(error), f"{function.__name__}({argument}={wrong!r}): {error}"
