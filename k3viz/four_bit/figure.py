@@ -99,9 +99,9 @@ def _training(story: FourBitStory, step: int, theme: Theme, out: dict[str, Any])
         {**axes, "mode": "markers", "x": [step], "y": [_digits(kept[step])], "name": "kept", "hoverinfo": "skip", "cliponaxis": False,
          "marker": {"color": ROLES["key"], "symbol": "diamond", "size": 11, "line": {"color": theme.ink, "width": 1}}},
     ]  # fmt: skip
-    top = float(percent[0]) * 1.7 if percent[0] else 1.0
+    top = float(min(1.05 * percent.max(), 2.5 * percent[0])) or 1.0  # the whole way, unless one step went far astray
     out["xaxis2"] = axis(theme, domain=RIGHT, anchor="y2", range=[0, last], title=_small("step of training", theme), zeroline=False)
-    out["yaxis2"] = axis(theme, domain=(0.0, 1.0), anchor="x2", range=[0, top], ticksuffix=" %", nticks=6, zeroline=False,
+    out["yaxis2"] = axis(theme, domain=(0.0, 0.87), anchor="x2", range=[0, top], ticksuffix=" %", nticks=6, zeroline=False,
                          title=_small("error of the output", theme))  # fmt: skip
     legend = (
         f"<span style='color:{ROLES['memory']}'>╍</span> rounded afterwards: {format_probability(story.losses[0])}<br>"
@@ -110,7 +110,7 @@ def _training(story: FourBitStory, step: int, theme: Theme, out: dict[str, Any])
     )
     out["annotations"] += [
         note(theme, "<b>Trained in the grid</b>", RIGHT[0], 1.05),
-        note(theme, legend, RIGHT[0] + 0.01, 0.985, size=12, yanchor="top", bgcolor=theme.paper),
+        note(theme, legend, RIGHT[0], 1.005, size=12, yanchor="top"),
     ]
     return data
 
