@@ -136,3 +136,49 @@ class Box(VGroup):
             label.at(x - label.width / 2, y + ((len(lines) - 1) / 2 - i) * 0.38)
         super().__init__(card.set_fill(fill, 1).move_to([x, y, 0]), *labels)
         self.left, self.right = (x - width / 2, y), (x + width / 2, y)
+
+
+class ExpertGrid(Group):
+    """Many experts as one picture: a cell each, row by row, blank at first. ``place(e)``: the middle of an expert's cell."""
+
+    CELL = 8  # pixels, of which one at two edges is the gap
+
+    def __init__(self, experts: int, *, left: float, top: float, width: float, height: float):
+        self.experts = experts
+        square = (experts * width / height) ** 0.5  # columns of square cells; a nearby divisor leaves no gap in the last row
+        near = [c for c in range(1, experts + 1) if experts % c == 0 and 0.75 < c / square < 1.33]
+        self.columns = min(near, key=lambda c: abs(c - square), default=max(1, round(square)))
+        self.rows = -(-experts // self.columns)
+        self.box = (left, top, width, height)
+        self.colors = np.tile(_rgb(THEME.grid), (experts, 1))
+        self.image = ImageMobject(self._pixels(self.colors))
+        self.image.set_resampling_algorithm(RESAMPLING_ALGORITHMS["nearest"])
+        self.image.stretch_to_fit_height(height).stretch_to_fit_width(width).move_to([left + width / 2, top - height / 2, 0])
+        super().__init__(self.image, SurroundingRectangle(self.image, buff=0.05, color=THEME.line, stroke_width=2))
+
+    def place(self, expert: int) -> Point:
+        left, top, width, height = self.box
+        row, column = divmod(expert, self.columns)
+        return left + width * (column + 0.5) / self.columns, top - height * (row + 0.5) / self.rows
+
+    def shade(self, levels: np.ndarray, color: str, *, run_time: float = 1.0) -> Change:
+        """Color each expert from blank (level 0) to ``color`` (level 1)."""
+        blank, full = _rgb(THEME.grid), _rgb(color)
+        old, self.colors = self.colors, blank + np.asarray(levels, dtype=float)[:, None] * (full - blank)
+        new = self.colors
+
+        def update(alpha: float) -> None:
+            self.image.pixel_array = self._pixels(old + alpha * (new - old))
+
+        return Change(self, update, run_time=run_time)
+
+    def _pixels(self, colors: np.ndarray) -> np.ndarray:
+        cells = np.tile(_rgb(THEME.paper), (self.rows * self.columns, 1))
+        cells[: self.experts] = colors
+        picture = cells.reshape(self.rows, self.columns, 3).repeat(self.CELL, 0).repeat(self.CELL, 1)
+        picture[:: self.CELL] = picture[:, :: self.CELL] = _rgb(THEME.paper)
+        return np.dstack([picture, np.full(picture.shape[:2], 255)]).round().astype(np.uint8)
+
+
+def _rgb(color: str) -> np.ndarray:
+    return np.array(ManimColor(color).to_rgb()) * 255
