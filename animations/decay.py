@@ -3,8 +3,9 @@
     manim -ql animations/decay.py DecayDials
     manim -ql animations/decay.py BoundedDecay
 
-K3_TEXT is the note that is read, up to 40 words of the course's meeting vocabulary with at least one fact. K3_HALF_LIFE is the single
-dial's half-life in words. In Python: a subclass with ``story = decay_story(...)``.
+K3_TEXT is the note that is read: words of the course's meeting vocabulary, in ``DecayDials`` up to three lines with at least one fact.
+K3_HALF_LIFE is the single dial's half-life in words. In Python: a subclass with ``story = decay_story(...)``, for ``BoundedDecay`` with
+``story = chunks_story(...)``.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # manim runs this file by its path, the packages lie one up
 
 import numpy as np
-from manim import FadeIn, FadeOut, VGroup
+import torch
+from manim import Create, FadeIn, FadeOut, VGroup, linear
 
 from animations.charts import Bars
-from animations.grids import Dials, Grid, Note
-from animations.stage import SAFE, SMALL, THEME, Label, StageScene, swap
-from k3viz import decay_story
-from k3viz.decay.story import DecayStory, equal_dial, tokens_text
+from animations.grids import Dials, Grid, Note, Plot
+from animations.stage import SAFE, SMALL, THEME, Formula, Label, StageScene, swap
+from k3viz import chunks_story, decay_story
+from k3viz.chunks.story import ChunksStory, power
+from k3viz.decay.story import DecayStory, equal_dial, log_decay, tokens_text
 from k3viz.theme import ROLES, format_probability
 from minimodel import load_pretrained
 
@@ -169,3 +172,91 @@ class DecayDials(StageScene):
         if kind == "hand":
             return self.cite("Dials as K3 starts them; keys chosen by hand. Equation: K3 report, Eq. 1")
         return self.cite("Computed by the trained meeting model: its own dials, keys, write strengths")
+
+
+def tile_from_environment() -> ChunksStory:
+    """The chunk story of the trained model with the text in K3_TEXT, where it is set."""
+    return chunks_story(text=text) if (text := os.environ.get("K3_TEXT")) else chunks_story()
+
+
+class BoundedDecay(StageScene):
+    """The old gate lets one step forget without limit; K3's has a floor, and sixteen steps of it always fit float32."""
+
+    story = None
+
+    def construct(self) -> None:
+        story = self.story or tile_from_environment()
+        if story.gate != "bounded" or story.shift or story.numbers != "float32":
+            raise ValueError("story: this scene compares the two gates itself, give a bounded one in float32 without a shift")
+        if -story.bound * story.chunk > story.limit:
+            raise ValueError(f"story: {story.chunk} words a chunk at g > {story.bound:g} don't fit {story.numbers}, give a smaller chunk")
+        text = " ".join(story.tokens)
+        other = chunks_story(text=text, head=story.place, chunk=story.chunk, gate="softplus")
+        n, floor = min(story.chunk, len(story.tokens)), story.bound
+        bound = f"−{-floor:g}"
+
+        self.next_section("question")
+        self.ask("A dial can be turned up and up.", "How much may one step forget?")
+
+        self.next_section("one step")
+        z = torch.linspace(-6, 12, 73, dtype=torch.float64)
+        curves = {gate: log_decay(z[None], 0.0, gate, floor)[0].numpy() for gate in ("softplus", "bounded")}
+        left = Plot((-6, 12), (2.4 * floor, 0), left=-5.55, right=-0.6, bottom=-1.45, top=2.0)
+        old = Formula(((None, "g = -e^A"), ("gate", 'op("softplus")(z)')), {"gate": "additive"}, {"gate": "Kimi Linear"}, x=-SAFE[0], y=3.2)
+        new = Formula(((None, f"g = -{-floor:g}"), ("gate", "sigma(e^A z)")), {"gate": "decay"}, {"gate": "K3: bounded"}, x=0.6, y=3.2)
+        labels = VGroup(
+            left.ticks((0, floor, 2 * floor), ("0", bound, f"−{-2 * floor:g}")),
+            Label("log-decay g of one step, over the dial z", size=SMALL).at(-SAFE[0], -1.78),
+        )
+        source = self.cite(f"Trained meeting model, layer {story.place[0] + 1}, head {story.place[1] + 1}. K3 report, Eq. 5; curves: A = 0")
+        names = [Label(words, size=SMALL) for words in ("Kimi Linear", "K3")]
+        names[0].at(left.at(8.6, 0)[0] - names[0].width, left.at(0, curves["softplus"][int((z < 9.5).sum())])[1])
+        names[1].at(left.at(9.5, 0)[0], left.at(0, floor)[1] + 0.28)
+        soft = left.curve(z, curves["softplus"], THEME.muted, dashed=True)
+        self.play(FadeIn(left, labels, old, source), self.say("Kimi Linear's gate has no floor: turn the dial up and g falls and falls."))
+        self.play(old.light("gate"), Create(soft), FadeIn(names[0]), run_time=2.5)
+        self.wait(1)
+        level = left.mark(floor, ROLES["decay"])
+        least = format_probability(float(np.exp(floor)))
+        self.play(old.light(), FadeIn(new), self.say(f"K3's gate ends at {bound}: a step keeps at least e^{bound} = {least}."))
+        self.play(
+            new.light("gate"), FadeIn(level), Create(left.curve(z, curves["bounded"], ROLES["decay"])), FadeIn(names[1]), run_time=2.5
+        )
+        self.wait(2)
+
+        self.next_section("a tile of steps")
+        top = max(1.25 * story.limit, float(other.reach[:n].max()) * 1.05)
+        right = Plot((0, n), (0, top), left=1.35, right=6.2, bottom=-1.45, top=2.0)
+        self.play(
+            new.light(), FadeIn(right, Label(f"sum of −g over the first {n} words", size=SMALL).at(0.75, -1.78)),
+            self.say(f"A tile takes {n} words as matrix products. They need e to the power of the sum."),
+        )  # fmt: skip
+        self.wait(1.2)
+        end = right.mark(story.limit, ROLES["erase"])
+        ends = right.ticks((0, story.limit), ("0", power(story.limit)))
+        name = Label(f"float32 ends at e^{power(story.limit)}", size=SMALL).at(1.5, right.at(0, story.limit)[1] + 0.25)
+        self.play(FadeIn(end, ends, name), self.say(f"float32 holds numbers up to e^{power(story.limit)}."))
+        self.wait(0.8)
+        steps = np.arange(n + 1)
+        sums = {told.gate: np.concatenate([[0.0], told.reach[:n]]) for told in (story, other)}
+        last = {gate: Label(f"e^{power(x[-1])}", size=SMALL, bold=True) for gate, x in sums.items()}
+        for gate, term, words in (("softplus", old, "The model's own dials through the old gate: the sum leaves float32."),
+                                  ("bounded", new, f"Through its own: never above {n} × {-floor:g} = {-n * floor:g}.")):  # fmt: skip
+            if gate == "softplus" and sums[gate][-1] <= story.limit:
+                words = "The model's own dials through the old gate. Nothing keeps the sum in float32."
+            look = {"color": THEME.muted, "dashed": True} if gate == "softplus" else {"color": ROLES["decay"]}
+            line = right.curve(steps, sums[gate], **look)
+            height = right.at(0, sums[gate][-1])[1]
+            last[gate].at(SAFE[0] - last[gate].width, height - 0.75 if gate == "bounded" else height + 0.22)
+            self.play(term.light("gate"), self.say(words))
+            self.play(Create(line, rate_func=linear), run_time=2.5)
+            self.play(FadeIn(last[gate]), term.light(), run_time=0.6)
+            self.wait(1.2)
+
+        self.next_section("answer")
+        broken = int(np.isnan(other.errors).sum())
+        without = (
+            f"Without it, {broken} of {len(story.tokens)} outputs are not numbers." if broken else "Without it, nothing promises that."
+        )
+        self.play(self.say(f"With the floor, a tile of {n} words always fits float32. {without}", bold=True))
+        self.wait(4.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from manim import Circle, Line, Rectangle, VGroup, VMobject, linear
+from manim import Circle, DashedLine, DashedVMobject, Line, Rectangle, VGroup, VMobject, linear
 
 from animations.board import HeatMap
 from animations.stage import SMALL, THEME, Change, Label
@@ -59,6 +59,39 @@ class Note(VGroup):
     def run(self, *, run_time: float) -> Change:
         """Read the text from the start, each token for the same time."""
         return _evenly(self, len(self), lambda i: self.upto(i + 1), run_time)
+
+
+class Plot(VGroup):
+    """A frame of axes from (x, y) values to the stage. ranges and ends: (lowest, highest) of the values, and where those lie."""
+
+    def __init__(self, xs: tuple[float, float], ys: tuple[float, float], *, left: float, right: float, bottom: float, top: float):
+        self.ranges, self.ends = (xs, ys), ((left, right), (bottom, top))
+        self.axes = VGroup(*(Line(self.at(xs[0], ys[0]), self.at(*end), color=THEME.line, stroke_width=2) for end in ((xs[1], ys[0]),
+                                                                                                             (xs[0], ys[1]))))  # fmt: skip
+        super().__init__(self.axes)
+
+    def at(self, x: float, y: float) -> np.ndarray:
+        """The point of the stage for these values."""
+        place = [
+            a + (value - low) / (high - low) * (b - a) for value, (low, high), (a, b) in zip((x, y), self.ranges, self.ends, strict=True)
+        ]
+        return np.array([*place, 0.0])
+
+    def curve(self, xs: Sequence[float], ys: Sequence[float], color: str, *, dashed: bool = False) -> VMobject:
+        """A line through the points; what leaves the frame below or above is left out."""
+        low, high = sorted(self.ranges[1])
+        line = VMobject(stroke_color=color, stroke_width=5)
+        line.set_points_as_corners([self.at(x, y) for x, y in zip(xs, ys, strict=True) if low <= y <= high])
+        return DashedVMobject(line, num_dashes=30, dashed_ratio=0.6) if dashed else line
+
+    def mark(self, y: float, color: str = THEME.muted) -> DashedLine:
+        """A level line."""
+        return DashedLine(self.at(self.ranges[0][0], y), self.at(self.ranges[0][1], y), color=color, stroke_width=3)
+
+    def ticks(self, values: Sequence[float], texts: Sequence[str]) -> VGroup:
+        """Numbers left of the vertical axis."""
+        labels = [Label(text, size=SMALL) for text in texts]
+        return VGroup(*(label.at(self.ends[0][0] - 0.12 - label.width, self.at(0, y)[1]) for label, y in zip(labels, values, strict=True)))
 
 
 class Dials(VGroup):

@@ -11,8 +11,9 @@ from animations import missing
 if line := missing():
     pytest.skip(line, allow_module_level=True)
 
-from animations.decay import DecayDials
-from k3viz import decay_story
+from animations.decay import BoundedDecay, DecayDials
+from k3viz import chunks_story, decay_story
+from k3viz.chunks.story import power
 from k3viz.decay.story import equal_dial, tokens_text
 from k3viz.theme import format_probability
 from minimodel import load_pretrained
@@ -71,3 +72,29 @@ def test_a_note_without_a_fact_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("K3_TEXT", "Lunch is at noon.")
     with pytest.raises(ValueError, match="^text: this scene needs"):
         watch(DecayDials, tmp_path, frame_rate=1)
+
+
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory):
+    told = chunks_story(text=TEXT, chunk=12, head=(0, 1))
+    return told, *watch(type("Told", (BoundedDecay,), {"story": told}), tmp_path_factory.mktemp("media"), frame_rate=1)
+
+
+def test_the_gates_reach_what_the_traces_reach(bounded):
+    told, _, frames = bounded
+    other = chunks_story(text=TEXT, chunk=12, head=(0, 1), gate="softplus")
+    shown = set(re.findall(r"(?<=e\^)\d+[\d.]*(?<!\.)", words(frames)))
+    assert shown == {power(x) for x in (told.limit, told.reach[11], other.reach[11])}
+    assert "12 × 5 = 60." in words(frames) and "a tile of 12 words always fits float32" in words(frames[-1:])
+
+
+def test_bounded_can_be_read(bounded):
+    _, scene, frames = bounded
+    assert not faults(frames)
+    assert 10 <= scene.time <= 45
+
+
+def test_an_unbounded_story_is_refused(tmp_path):
+    told = chunks_story(text=TEXT, gate="softplus")
+    with pytest.raises(ValueError, match="^story: this scene compares"):
+        watch(type("Told", (BoundedDecay,), {"story": told}), tmp_path, frame_rate=1)
