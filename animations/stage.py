@@ -7,6 +7,7 @@ Where a number changes, the old text leaves before the new one comes: no number 
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 
@@ -69,10 +70,11 @@ class Label(Text):
 
 def paragraph(words: str, *, x: float, y: float, width: float, size: float = BODY, bold: bool = False) -> VGroup:
     """Lines of text not wider than ``width``, left edge at ``x``, the first line at ``y``."""
+    whole = re.sub(r"(?<=\d) (?=%|[kMGT]?B\b)", "\xa0", words)  # a number and its unit stay on one line
     lines = [Label(words, size=size, bold=bold)]
     columns = int(len(words) * width / lines[0].width) + 3  # a first guess from the mean width of a letter, then fewer until it fits
     while max(each.width for each in lines) > width:
-        lines = [Label(part, size=size, bold=bold) for part in textwrap.wrap(words, columns)]
+        lines = [Label(part.replace("\xa0", " "), size=size, bold=bold) for part in textwrap.wrap(whole, columns)]
         columns -= 1
     return VGroup(*(each.at(x, y - i * size / 50) for i, each in enumerate(lines)))
 

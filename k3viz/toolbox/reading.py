@@ -55,15 +55,27 @@ def kept_bytes(model: K3ForCausalLM | K3Config, ids: tuple[int, ...]) -> int:
         return 0
     model = model if isinstance(model, K3ForCausalLM) else _of_size(model)
     cache = model.new_cache(1)
-    with torch.no_grad(), _lock:
+    with torch.inference_mode(), _lock:
         model(torch.tensor([ids]), cache=cache)
     return cache.nbytes
+
+
+@lru_cache(maxsize=64)
+def states_after(model: K3ForCausalLM, ids: tuple[int, ...]) -> np.ndarray:
+    """[layers, H, K, V]: the states of a model with KDA in every layer after ``ids``; before the first token they are zero."""
+    lin = model.config.linear_attn_config
+    if not ids:
+        return _frozen(torch.zeros(model.config.num_hidden_layers, lin.num_heads, lin.head_dim, lin.head_dim))
+    cache = model.new_cache(1)
+    with torch.inference_mode(), _lock:
+        model(torch.tensor([ids]), cache=cache)
+    return _frozen(torch.stack([slot.state[0] for slot in cache.layers]))
 
 
 @lru_cache(maxsize=512)
 def answer_of(model: K3ForCausalLM, ids: tuple[int, ...], question: tuple[int, ...]) -> tuple[tuple[str, float], ...]:
     """(word, probability) of the whole vocabulary for the blank after ``question``, likeliest first; probabilities to six digits."""
-    with torch.no_grad(), _lock:
+    with torch.inference_mode(), _lock:
         p = model(torch.tensor([[*ids, *question]])).logits[0, -1].softmax(-1)
     return tuple((meeting.VOCABULARY[i], round(float(p[i]), 6)) for i in p.argsort(descending=True, stable=True).tolist()[:8])
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from k3viz.toolbox.reading import answer_of, cut_to_window, kept_bytes, looked_at, rebuild_error, trained
+from k3viz.toolbox.reading import answer_of, cut_to_window, kept_bytes, looked_at, rebuild_error, states_after, trained
 from minimodel import K3Config, K3ForCausalLM, cache_bytes, facts
 from minimodel.accounting import row_numbers
 from minimodel.formats import format_bytes, format_count, format_probability, plural
@@ -57,7 +58,8 @@ class ToolboxStory:
     last + 1) of each note in the text. kept: one a technique. technique, layer: looked into. heads [H, read + asked]: how much each token
     counts for each head of that layer when the blank is filled (signed shares for KDA's state, attention for the others; NaN where a
     window can't read). influence [read + asked]: each token's share in the answer through all layers, by gradient. rebuilt: error of the
-    MHA model's keys and values rebuilt from as many numbers as MLA keeps. fact: where the text last names a value of the slot.
+    MHA model's keys and values rebuilt from as many numbers as MLA keeps. fact: where the text last names a value of the slot. states
+    [layers, H, K, V]: what KDA's model remembers of the tokens read. settings: the arguments that this story was told with.
     """
 
     tokens: tuple[str, ...]
@@ -75,6 +77,12 @@ class ToolboxStory:
     influence: np.ndarray
     rebuilt: float
     fact: int | None
+    states: np.ndarray
+    settings: Mapping[str, Any]
+
+    def again(self, **changes: Any) -> ToolboxStory:
+        """The same story with some of ``toolbox_story``'s arguments changed."""
+        return toolbox_story(**{**self.settings, **changes})
 
     @property
     def text_tokens(self) -> int:
@@ -187,6 +195,8 @@ def toolbox_story(
     64. groups: copies that GQA keeps: 1, 2, 4. latent: 4 to 64 numbers. chat: sentences between the text and the question, 0 to 14.
     models: technique -> a model of your own in place of the trained one. Raises ValueError that names the argument.
     """
+    settings = {"text": text, "slot": slot, "technique": technique, "read": read, "window": window, "groups": groups, "latent": latent,
+                "layer": layer, "chat": chat, "models": models}  # fmt: skip
     for name, value, low, high in (("window", window, 2, WIDEST), ("latent", latent, 4, MOST_LATENT), ("chat", chat, 0, MOST_CHAT)):
         _whole(name, value, low, high)
     for name, value, known in (("slot", slot, SLOTS), ("technique", technique, TECHNIQUES), ("groups", groups, (1, 2, 4))):
@@ -222,7 +232,7 @@ def toolbox_story(
         tokens=tuple(meeting.VOCABULARY[i] for i in (*ids, *question)), asked=len(question), read=read, notes=notes_of(ids), slot=slot,
         window=window, groups=groups, latent=latent, kept=tuple(kept), technique=technique, layer=look.layer + 1, heads=look.heads,
         influence=look.influence, rebuilt=rebuild_error(readers["mha"], row_numbers(toolbox_config("mla", latent=latent), "mla")),
-        fact=fact,
+        fact=fact, states=states_after(readers["kda"], before), settings=settings,
     )  # fmt: skip
 
 
