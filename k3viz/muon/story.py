@@ -34,7 +34,8 @@ class MuonStory:
     head's gradient, 1 = the mean of the others. whole_values [STEPS+1, n], head_values [STEPS+1, H, m]: singular values of the whole
     matrix and of each head's block, strongest first. owned [n]: the share of head 0 in each direction of the whole matrix.
     whole_update, head_update [STEPS+1, H]: RMS of each head's update, learning rate 1, orthogonalized as one matrix and head by head.
-    Step 0: only normalized.
+    Step 0: only normalized. gradient_matrix, whole_matrix, head_matrix [H * rows, width]: the gradient, and the two updates as Muon makes
+    them, after 5 steps.
     """
 
     source: str
@@ -46,6 +47,9 @@ class MuonStory:
     owned: np.ndarray
     whole_update: np.ndarray
     head_update: np.ndarray
+    gradient_matrix: np.ndarray
+    whole_matrix: np.ndarray
+    head_matrix: np.ndarray
 
     def ratio(self, step: int, per_head: bool) -> float:
         """How many times the other heads' mean update head 0 moves."""
@@ -128,11 +132,13 @@ def orthogonalized(gradient: Tensor, strength: float, source: str) -> MuonStory:
     whole_values, left = _values(whole)
     head_values, _ = _values(blocks)
     owned = left[0].unflatten(0, (H, K))[0].square().sum(0)
+    whole_updates, head_updates = _updates(whole), _updates(blocks)
     return MuonStory(
         source=source, strength=strength, shape=(H, K, D), gradient=_frozen(_rms(G)), whole_values=_frozen(whole_values[:, 0]),
         head_values=_frozen(head_values), owned=_frozen(owned),
-        whole_update=_frozen(torch.stack([_rms(x.view(H, K, D)) for x in _updates(whole)])),
-        head_update=_frozen(torch.stack([_rms(x) for x in _updates(blocks)])),
+        whole_update=_frozen(torch.stack([_rms(x.view(H, K, D)) for x in whole_updates])),
+        head_update=_frozen(torch.stack([_rms(x) for x in head_updates])), gradient_matrix=_frozen(whole[0]),
+        whole_matrix=_frozen(whole_updates[MUON_STEPS][0]), head_matrix=_frozen(head_updates[MUON_STEPS].reshape(H * K, D)),
     )  # fmt: skip
 
 
