@@ -15,6 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+__all__ = ["K3Config", "LinearAttnConfig", "hybrid_pattern"]
+
 LINEAR_MIXERS = ("kda", "linear_attention", "mamba2", "delta_net", "gated_delta_net", "mha", "gqa", "sliding_window", "mla")
 FULL_MIXERS = ("mla", "mha", "gqa", "sliding_window", "kda")
 

@@ -13,6 +13,12 @@ from importlib import resources
 
 from minimodel.config import K3Config, LinearAttnConfig
 
+__all__ = [
+    "ATTN_RES_PAPER", "DEEPSEEK_V2_PAPER", "DEEPSEEK_V3_PAPER", "K2", "K3", "K3_REPORT", "KIMI_K2_CONFIG", "KIMI_LINEAR_PAPER",
+    "OTHER_PRICES", "PRICE_PAGE", "AttentionResiduals", "DeepSeekV2", "Fact", "KimiLinear", "Serving", "Standing", "Table", "benchmarks",
+    "deepseek_v3_dimensions", "kimi_k2_dimensions", "lineage", "timeline",
+]  # fmt: skip
+
 K3_REPORT = "Kimi K3 technical report, arXiv 2607.24653"
 KIMI_LINEAR_PAPER = "Kimi Linear, arXiv 2510.26692"
 ATTN_RES_PAPER = "Attention Residuals, arXiv 2603.15031"

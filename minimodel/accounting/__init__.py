@@ -13,6 +13,11 @@ import torch
 from minimodel import facts
 from minimodel.config import K3Config
 
+__all__ = [
+    "CacheBytes", "Flops", "ParameterBudget", "cache_bytes", "expert_parameters", "flops", "mixer_parameters", "parameter_budget",
+    "row_numbers", "weight_bytes", "with_mixer",
+]  # fmt: skip
+
 TABLES = ("embedding", "lm_head")  # one row a token is read (embedding), or all of it (lm_head): what counts as active differs
 DELTA_RULE = ("kda", "delta_net", "gated_delta_net")  # mixers that erase before they write, so they have a write strength beta
 SCALAR_DECAY = ("mamba2", "gated_delta_net")  # mixers with one decay a head
