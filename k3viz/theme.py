@@ -15,7 +15,7 @@ from typing import Any
 from minimodel.formats import format_bytes, format_count, format_digits, format_number, format_probability, plural
 
 __all__ = [
-    "DARK", "FONT", "LIGHT", "MIXER_COLORS", "MIXER_DASHES", "ROLES", "Theme", "axis", "contrast", "diverging", "format_bytes",
+    "DARK", "FONT", "LIGHT", "MIXER_COLORS", "MIXER_DASHES", "ROLES", "SERIES", "Theme", "axis", "contrast", "diverging", "format_bytes",
     "format_count", "format_digits", "format_number", "format_probability", "layout", "literal", "note", "plural", "sequential", "shade",
     "text_on", "wrapped",
 ]  # fmt: skip
@@ -42,6 +42,9 @@ ROLES = {
 # sequence mixers, wherever they are compared
 MIXER_COLORS = {"mha": VERMILION, "gqa": ORANGE, "mla": PURPLE, "sliding_window": SKY, "kda": BLUE}
 MIXER_DASHES = {"mha": "solid", "gqa": "dash", "mla": "dashdot", "sliding_window": "dot", "kda": "solid"}
+
+# what is compared and has no role: the arms of an experiment, in their order
+SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GRAY)
 
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
