@@ -96,7 +96,7 @@ EXPERIMENT = Experiment(
         "DeltaNet's, with its own (Mamba-2's) gate and start."
     ),
     arms={"kda": Arm("128 dials a head (KDA)", KDA), "gated_delta_net": Arm("one dial a head (Gated DeltaNet)", SINGLE)},
-    batch=batch, steps=500, lr=1.2e-2, measure=measure,
+    batch=batch, steps=400, lr=1.2e-2, measure=measure,
     shows=(
         Bars("loss", "Held-out loss", "less is better"),
         Bars("recall", "Blanks filled with the latest value", "more is better", percent=True),

@@ -64,7 +64,7 @@ EXPERIMENT = Experiment(
         "comparison."
     ),
     arms={"after": Arm("rounded afterwards", BODY), "inside": Arm("trained in the grid", BODY, before_step=in_the_grid)},
-    batch=batch, steps=400, lr=1.2e-2, measure=measure,
+    batch=batch, steps=300, lr=1.2e-2, measure=measure,
     shows=(
         Bars("loss in four bits", "Held-out loss in four bits", "less is better"),
         Bars("recall in four bits", "Blanks filled with the latest value, in four bits", "more is better", percent=True),

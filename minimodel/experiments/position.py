@@ -113,6 +113,7 @@ def finding(scores: dict[str, Scores]) -> Finding:
 
 
 RULER = next(row for row in KimiLinear.long_context.rows if row[0] == "RULER")
+RULER = next(row for row in KimiLinear.long_context.rows if row[0] == "RULER")
 EXPERIMENT = Experiment(
     name="position",
     question="A model without positions: how does it know how long ago something was said?",
@@ -127,7 +128,7 @@ EXPERIMENT = Experiment(
         mixer: Arm(label, as_wide_as(plain(mixer, layers=2), Arm("", plain("kda", layers=2)).parameters))
         for mixer, label in LABELS.items()
     },
-    batch=batch, steps=300, lr=1.2e-2, measure=measure,
+    batch=batch, steps=250, lr=1.2e-2, measure=measure,
     shows=(
         Bars("R2, trained", "Distance read from the state, R²", "1 is exact, 0 is a guess"),
         Bars("R2, untrained", "The same before training", "1 is exact, 0 is a guess"),

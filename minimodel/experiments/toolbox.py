@@ -79,7 +79,7 @@ EXPERIMENT = Experiment(
         mixer: Arm(label, as_wide_as(plain(mixer, layers=LAYERS, sliding_window=WINDOW, num_key_value_groups=1), Arm("", KDA).parameters))
         for mixer, label in LABELS.items()
     },
-    batch=batch, steps=500, lr=1.2e-2, measure=measure, seeds=(0, 1, 2),
+    batch=batch, steps=400, lr=1.2e-2, measure=measure, seeds=(0, 1, 2),
     shows=(
         Bars("recall", "Blanks filled with the latest value", "more is better", percent=True),
         Bars("beyond reach", f"Right about facts older than {REACH} tokens", "more is better", percent=True),

@@ -58,10 +58,10 @@ EXPERIMENT = Experiment(
     setup=(
         "Four layers of width 64, dense feed-forwards, no Attention Residuals; the twin's feed-forward is wider, so that both have "
         "about the "
-        f"same number of parameters. {probes.TASK} With two projects in half of the notes. Kimi Linear compared 48B models on 1.4T tokens."
+        f"same number of parameters. {probes.TASK} Half of the notes have two. Kimi Linear compared 48B models on 1.4T tokens."
     ),
     arms={"hybrid": Arm("3 KDA : 1 MLA", HYBRID), "mla": Arm("MLA in every layer", TWIN)},
-    batch=batch, steps=500, lr=1.2e-2, measure=measure, seeds=(0, 1, 2),
+    batch=batch, steps=400, lr=1.2e-2, measure=measure, seeds=(0, 1, 2),
     shows=(
         Bars("recall", "Blanks filled with the latest value", "more is better", percent=True),
         Bars("loss", "Held-out loss", "less is better"),
