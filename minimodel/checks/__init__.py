@@ -1,0 +1,19 @@
+"""Feedback for the exercises: ``checks.kda_step(my_function)`` says "right", or which invariant broke and the likely slip.
+
+    from minimodel import checks
+
+    checks.kda_step(my_kda_step)      # prints "kda_step: right, on 5 inputs", or raises checks.NotYet with one paragraph
+
+A learner's function and the course's own are given the same fresh inputs. ``checks.STEPS`` lists the steps in the order of the notebooks in
+``notebooks/exercises``; ``seed=`` draws other inputs.
+"""
+
+from minimodel.checks import whiteboard
+from minimodel.checks.grading import Draw, NotYet, Slip, Step
+
+CHAPTERS = (whiteboard,)
+STEPS: dict[str, Step] = {step.name: step for chapter in CHAPTERS for step in chapter.STEPS}
+
+globals().update(STEPS)
+
+__all__ = ["STEPS", "Draw", "NotYet", "Slip", "Step", *STEPS]

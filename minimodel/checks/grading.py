@@ -1,0 +1,267 @@
+"""How a step is graded: the learner's function and ours read the same fresh inputs, and a difference is explained in words.
+
+A *slip* is a small wrong variant of the reference, the mistake people make. Where a learner's outputs equal a slip's on every input, that
+slip is named. A *law* is something every right answer obeys (a length, a sum, causality); the broken ones are named too.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import traceback
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CASES = 5  # inputs a step is tried on
+OURS = (str(Path(__file__).resolve().parents[1]), str(Path(torch.__file__).resolve().parent))
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}  # of the largest right value, or of 1 where that is smaller
+
+
+class NotYet(AssertionError):
+    """The verdict on a step that is not right yet: one paragraph. Notebooks show it without the stack of calls that led to it."""
+
+    def _render_traceback_(self) -> list[str]:
+        return textwrap.wrap(f"NotYet: {self}", 110)  # IPython asks for this
+
+
+class Draw:
+    """Random inputs of one case, the same for the same (step, seed, case). The last case is in float32, the others in float64."""
+
+    def __init__(self, step: str, seed: int, case: int) -> None:
+        self.case = case
+        self.dtype = torch.float32 if case == CASES - 1 else torch.float64
+        self._random = torch.Generator().manual_seed(zlib.crc32(f"{step}/{seed}/{case}".encode()))
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self._random, dtype=torch.float64).to(self.dtype)
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        return (low + (high - low) * torch.rand(shape, generator=self._random, dtype=torch.float64)).to(self.dtype)
+
+    def integers(self, low: int, high: int, *shape: int) -> Tensor:
+        """Integers from low to high - 1."""
+        return torch.randint(low, high, shape, generator=self._random)
+
+    def unit(self, *shape: int) -> Tensor:
+        """Vectors of length 1 along the last axis."""
+        x = self.normal(*shape)
+        return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+    def pick(self, *options: Any) -> Any:
+        """One option a case, in turn: shapes are chosen, only numbers are drawn."""
+        return options[self.case % len(options)]
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A wrong variant of a step, and what to say to a learner whose outputs equal its outputs."""
+
+    name: str
+    hint: str
+    function: Callable
+
+
+@dataclass(frozen=True)
+class Law:
+    """What every right answer obeys; ``holds(mine, *inputs)`` tries it on the learner's function."""
+
+    sentence: str
+    holds: Callable[..., bool]
+
+
+class Step:
+    """One graded step: call it with your function. It prints a verdict, or raises :class:`NotYet`.
+
+    Args:
+        name: of the function to write.
+        reference: the right function.
+        inputs: from a :class:`Draw` to the named inputs of one case, in the order in which the function takes them.
+        outputs: name and axes of each result, "o [B T H V]".
+        run: how a function is tried, ``run(function, *inputs)``; by default it is called.
+        alike: brings results to a form that can be compared, where several are equally right (an order, for instance).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reference: Callable,
+        inputs: Callable[[Draw], dict[str, Any]],
+        outputs: tuple[str, ...],
+        *,
+        run: Callable = lambda function, *inputs: function(*inputs),
+        alike: Callable[[tuple], tuple] = lambda results: results,
+    ) -> None:
+        self.name, self.reference, self._inputs, self.outputs = name, reference, inputs, outputs
+        self._run, self._alike = run, alike
+        self.slips: list[Slip] = []
+        self.laws: list[Law] = []
+        self.__doc__ = f"Grade your ``{name}``: returns {', '.join(outputs)}."
+
+    def __repr__(self) -> str:
+        return f"<step {self.name}: call it with your function>"
+
+    def slip(self, hint: str) -> Callable[[Callable], Callable]:
+        """Decorator: this wrong variant, and what to say about it."""
+
+        def add(function: Callable) -> Callable:
+            self.slips.append(Slip(function.__name__, hint, function))
+            return function
+
+        return add
+
+    def law(self, sentence: str) -> Callable[[Callable], Callable]:
+        """Decorator: ``holds(mine, *inputs) -> bool``, tried on the input where the values first go wrong."""
+
+        def add(holds: Callable[..., bool]) -> Callable[..., bool]:
+            self.laws.append(Law(sentence, holds))
+            return holds
+
+        return add
+
+    def inputs(self, case: int, seed: int = 0) -> dict[str, Any]:
+        """The named inputs of one case, drawn anew."""
+        return self._inputs(Draw(self.name, seed, case))
+
+    def __call__(self, mine: Callable, *, seed: int = 0) -> None:
+        """Compare ``mine`` with the reference on five inputs; ``seed`` draws other ones."""
+        if not callable(mine):
+            raise NotYet(f"{self.name}: not yet. Give the function itself, not what it returns; got a {type(mine).__name__}.")
+        theirs = [self._try(mine, case, seed) for case in range(CASES)]
+        right = [self._results(self.reference, case, seed) for case in range(CASES)]
+        wrong = next((case for case in range(CASES) if self._difference(theirs[case], right[case])), None)
+        if wrong is None:
+            changed = self._changed_input(mine, seed)
+            if changed is None:
+                print(f"{self.name}: right, on {CASES} inputs")
+                return
+            raise NotYet(
+                f"{self.name}: not yet. The results are right, but your function writes over its input {changed}. "
+                "Make a new tensor: whoever called may still need the old one."
+            )
+        error = theirs[wrong] if isinstance(theirs[wrong], Exception) else None
+        if isinstance(error, NotImplementedError):
+            raise NotYet(f"{self.name}: not yet. It, or a function that it calls, is not written: {error}".rstrip(": ") + ".") from None
+        parts = [f"{self.name}: not yet.", self._where(wrong, seed), self._difference(theirs[wrong], right[wrong])]
+        broken = [] if error else [law.sentence for law in self.laws if not self._obeys(law, mine, wrong, seed)]
+        parts += [f"Broken: {sentence}." for sentence in broken]
+        slip = self._slip_of(theirs, seed)
+        if slip is not None:
+            parts.append(f"The likely slip: {slip.hint}.")
+        raise NotYet(" ".join(parts)) from error
+
+    def _results(self, function: Callable, case: int, seed: int) -> tuple:
+        results = self._run(function, *self.inputs(case, seed).values())
+        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+    def _try(self, function: Callable, case: int, seed: int) -> tuple | Exception:
+        """What a function gives on a case: its results, or the error that stopped it."""
+        try:
+            return self._results(function, case, seed)
+        except Exception as error:
+            return error
+
+    def _obeys(self, law: Law, mine: Callable, case: int, seed: int) -> bool:
+        try:
+            return bool(law.holds(mine, *self.inputs(case, seed).values()))
+        except Exception:  # it ran on the inputs as they were, so it broke on the law's own
+            return False
+
+    def _changed_input(self, mine: Callable, seed: int) -> str | None:
+        given, fresh = self.inputs(0, seed), self.inputs(0, seed)
+        self._run(mine, *given.values())
+        for name, value in fresh.items():
+            if isinstance(value, Tensor) and not torch.equal(given[name].detach(), value.detach()):
+                return name
+        return None
+
+    def _slip_of(self, theirs: list[tuple | Exception], seed: int) -> Slip | None:
+        """The slip whose outcome is theirs on every case; an error matches an error, but something must have run."""
+        if all(isinstance(outcome, Exception) for outcome in theirs):
+            return None
+        for slip in self.slips:
+            if not any(self._difference(theirs[case], self._try(slip.function, case, seed)) for case in range(CASES)):
+                return slip
+        return None
+
+    def _where(self, case: int, seed: int) -> str:
+        sizes = [f"{name} {_size(value)}" for name, value in self.inputs(case, seed).items()]
+        return f"On input {case + 1} of {CASES} ({', '.join(sizes)}):"
+
+    def _difference(self, got: tuple | Exception, want: tuple | Exception) -> str | None:
+        """What is different, in a sentence; None if nothing is."""
+        if isinstance(got, Exception) or isinstance(want, Exception):
+            if isinstance(got, Exception):
+                return None if isinstance(want, Exception) else f"your function stopped with {_told(got)}"
+            return "your function returned where it should have stopped."
+        if len(got) != len(self.outputs):
+            return f"it returned {len(got)} values; {len(self.outputs)} are asked for: {', '.join(self.outputs)}."
+        for x in got:
+            if not isinstance(x, (Tensor, int, float)):
+                return f"it returned a {type(x).__name__}; asked for: {', '.join(self.outputs)}."
+        if len(want) != len(got):
+            return "the number of results differs."
+        shapes = [torch.as_tensor(x).shape for x in (*got, *want)]
+        if shapes[: len(got)] == shapes[len(got) :]:
+            got, want = self._alike(got), self._alike(want)
+        for described, mine, right in zip(self.outputs, got, want, strict=True):
+            problem = _value_difference(described, mine, right)
+            if problem:
+                return problem
+        return None
+
+
+def _value_difference(described: str, mine: Any, right: Any) -> str | None:
+    name, _, axes = described.partition(" ")
+    if not isinstance(right, Tensor):
+        return None if mine == right and not isinstance(mine, Tensor) else f"{name} is {_said(mine)}, it should be {_said(right)}."
+    if not isinstance(mine, Tensor):
+        return f"{name} is a {type(mine).__name__}, it should be a tensor {axes}."
+    mine, right = mine.detach(), right.detach()
+    if mine.shape != right.shape:
+        return f"{name} has shape {list(mine.shape)}, it should be {axes} = {list(right.shape)}."
+    if mine.dtype != right.dtype:
+        return f"{name} is {_said(mine.dtype)}, it should be {_said(right.dtype)}."
+    if not mine.is_floating_point():
+        off = mine != right
+        return f"{name} differs in {int(off.sum())} of {off.numel()} places; the first is {_place(off, axes)}." if bool(off.any()) else None
+    if bool((~torch.isfinite(mine) & torch.isfinite(right)).any()):
+        return f"{name} holds NaN or infinity, first at {_place(~torch.isfinite(mine), axes)}."
+    error = torch.where(mine == right, 0.0, (mine - right).abs())  # infinity equals infinity
+    largest = float(right.abs().nan_to_num(0, 0).max()) if right.numel() else 0.0
+    off = ~(error <= TOLERANCE.get(right.dtype, 1e-2) * max(1.0, largest))
+    if not bool(off.any()):
+        return None
+    return (
+        f"{name} is off by up to {float(error.nan_to_num(torch.inf).max()):.3g} (right values reach {largest:.3g}), "
+        f"in {int(off.sum())} of {off.numel()} places; the first is {_place(off, axes)}."
+    )
+
+
+def _place(off: Tensor, axes: str) -> str:
+    """The first marked place, with the letters of its axes: "B=0, T=3"."""
+    where = [int(i) for i in off.nonzero()[0]]
+    letters = axes.strip("[]").split()
+    return ", ".join(f"{a}={i}" for a, i in zip(letters, where, strict=True)) if len(letters) == len(where) else str(where)
+
+
+def _size(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return str(list(value.shape)) if value.dim() else f"= {value.item():.4g}"
+    return f"= {value}" if isinstance(value, (int, float)) else f"({type(value).__name__})"
+
+
+def _said(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value).removeprefix("torch.")
+
+
+def _told(error: Exception) -> str:
+    """The error, and the learner's line that raised it."""
+    lines = str(error).strip().splitlines() or [""]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
+    at = f", in {frames[-1].name} at `{frames[-1].line}`" if frames and frames[-1].line else ""
+    return f"{type(error).__name__}: {lines[0]}{at}."

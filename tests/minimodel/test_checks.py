@@ -1,0 +1,124 @@
+"""The exercises' feedback: right answers pass, and every known slip is noticed and named."""
+import pytest
+import torch
+
+from minimodel import checks
+from minimodel.checks.grading import CASES, NotYet, Step
+
+SLIPS = [(step, slip) for step in checks.STEPS.values() for slip in step.slips]
+NAMES = [f"{step.name}-{slip.name}" for step, slip in SLIPS]
+
+
+@pytest.mark.parametrize("step", checks.STEPS.values(), ids=checks.STEPS)
+def test_the_reference_passes_on_any_seed(step, capsys):
+    for seed in range(3):
+        step(step.reference, seed=seed)
+    assert capsys.readouterr().out == f"{step.name}: right, on {CASES} inputs\n" * 3
+
+
+@pytest.mark.parametrize("step, slip", SLIPS, ids=NAMES)
+def test_a_slip_is_noticed_and_named(step, slip):
+    for seed in range(2):
+        with pytest.raises(NotYet) as verdict:
+            step(slip.function, seed=seed)
+        assert slip.hint in str(verdict.value)
+        assert str(verdict.value).startswith(f"{step.name}: not yet. On input ")
+
+
+@pytest.mark.parametrize("step", checks.STEPS.values(), ids=checks.STEPS)
+def test_right_answers_obey_the_laws(step):
+    for case in range(CASES):
+        for law in step.laws:
+            assert law.holds(step.reference, *step.inputs(case).values()), law.sentence
+
+
+LAWS = [(step, law) for step in checks.STEPS.values() for law in step.laws]
+
+
+@pytest.mark.parametrize("step, law", LAWS, ids=[f"{step.name}-{law.holds.__name__}" for step, law in LAWS])
+def test_a_law_is_broken_by_some_slip(step, law):
+    """A law that no mistake breaks would say nothing."""
+    def broken(slip):
+        with pytest.raises(NotYet) as verdict:
+            step(slip.function)
+        return f"Broken: {law.sentence}." in str(verdict.value)
+
+    assert any(broken(slip) for slip in step.slips)
+
+
+def test_there_are_enough_steps_and_each_knows_its_slips():
+    assert all(len(step.slips) >= 2 for step in checks.STEPS.values())
+    assert len({step.name for step in checks.STEPS.values()}) == len(checks.STEPS)
+    assert all(getattr(checks, name) is step for name, step in checks.STEPS.items())
+
+
+# ---- the verdict itself, on a step small enough to see through ----
+
+double = Step("double", lambda x, n: (2 * x, n), lambda draw: {"x": draw.normal(2, draw.pick(3, 4)), "n": 5}, ("y [B T]", "count"))
+
+
+@double.slip("it is squared")
+def squared(x, n):
+    return x * x, n
+
+
+@double.law("nothing stays nothing")
+def zero_stays(mine, x, n):
+    return not mine(0 * x, n)[0].any()
+
+
+def verdict(mine):
+    with pytest.raises(NotYet) as caught:
+        double(mine)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mine, said", [
+    (lambda x, n: (2 * x + 1, n), "y is off by up to 1 (right values reach"),
+    (lambda x, n: (2 * x + 1, n), "in 6 of 6 places; the first is B=0, T=0. Broken: nothing stays nothing."),
+    (lambda x, n: (2 * x.T, n), "y has shape [3, 2], it should be [B T] = [2, 3]."),
+    (lambda x, n: (2 * x.float(), n), "y is float32, it should be float64."),
+    (lambda x, n: 2 * x, "it returned 1 values; 2 are asked for: y [B T], count."),
+    (lambda x, n: None, "it returned 1 values"),
+    (lambda x, n: (None, n), "it returned a NoneType; asked for: y [B T], count."),
+    (lambda x, n: (1.0, n), "y is a float, it should be a tensor [B T]."),
+    (lambda x, n: (2 * x, 6), "count is 6, it should be 5."),
+    (lambda x, n: (2 * x / 0 * 0, n), "y holds NaN or infinity, first at B=0, T=0."),
+    (lambda x, n: (x @ x, n), "your function stopped with RuntimeError: "),
+    (lambda x, n: (x @ x, n), "in <lambda> at `(lambda x, n: (x @ x, n)"),
+    (lambda x: x, "your function stopped with TypeError: "),
+    (lambda x, n: (2 * x if x.shape[1] == 3 else x, n), "On input 2 of 5 (x [2, 4], n = 5): "),
+    (lambda x, n: (x.mul_(2), n), "writes over its input x."),
+    (squared, "The likely slip: it is squared."),
+])
+def test_a_verdict_says_what_is_wrong(mine, said):
+    assert said in verdict(mine)
+
+
+def test_a_function_that_is_not_written_yet():
+    def mine(x, n):
+        raise NotImplementedError("write double")
+
+    assert verdict(mine) == "double: not yet. It, or a function that it calls, is not written: write double."
+
+
+@pytest.mark.bad_input
+def test_a_result_instead_of_a_function():
+    assert "Give the function itself, not what it returns; got a Tensor" in verdict(torch.zeros(2))
+
+
+def test_a_small_error_in_float32_counts_and_rounding_does_not(capsys):
+    double(lambda x, n: (2 * x * (1 + 1e-6 * (x.dtype == torch.float32)), n))
+    assert "right" in capsys.readouterr().out
+    assert "On input 5 of 5" in verdict(lambda x, n: (2 * x * (1 + 1e-3 * (x.dtype == torch.float32)), n))
+
+
+def test_inputs_are_fresh_and_repeatable():
+    first, again, other = (double.inputs(0, seed)["x"] for seed in (0, 0, 1))
+    assert torch.equal(first, again) and first is not again
+    assert not torch.equal(first, other)
+
+
+def test_a_notebook_shows_one_paragraph_without_the_stack():
+    lines = NotYet("word " * 60)._render_traceback_()
+    assert lines[0].startswith("NotYet: word") and max(map(len, lines)) <= 110
