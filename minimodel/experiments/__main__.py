@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--budget", type=float, metavar="MINUTES", help="stop after so many minutes; the same command goes on later")
     one.add_argument("--arms", type=lambda text: text.split(","), metavar="A,B", help="only these, in this order")
     one.add_argument("--seeds", type=_numbers, metavar="0,1", help="default: all of the experiment's")
-    one.add_argument("--runs", type=Path, default=Path("runs"), help="folder of checkpoints and results (default runs)")
+    one.add_argument("--runs", type=Path, default=Path("runs/experiments"), help="checkpoints and results (default runs/experiments)")
     one.add_argument("--threads", type=int, help="CPU threads (default torch's choice); results differ a little with their number")
     report = commands.add_parser("report", help=f"write {PAGE} from the stored results")
     report.add_argument("--collect", type=Path, metavar="RUNS", help="first take finished runs from this folder into the package")
@@ -56,6 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
                 collect(load_experiment(name), options.collect)
             options.page.write_text(page(), encoding="utf-8")
             print(f"wrote {options.page}")
+    except KeyboardInterrupt:
+        raise SystemExit(f"{p.prog}: stopped; the same command goes on from the last checkpoint") from None
     except (ValueError, OSError) as error:
         raise SystemExit(f"{p.prog}: {error}") from None
 

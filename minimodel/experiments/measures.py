@@ -28,7 +28,7 @@ def held_out_loss(model: K3ForCausalLM, batch: Callable[[int, int], tuple[Tensor
     return total / labels
 
 
-def recall(model: K3ForCausalLM, *, projects: int, length: int, answers: int) -> float:
+def recall(model: torch.nn.Module, *, projects: int, length: int, answers: int) -> float:
     """Share of the blanks of held-out notes that are filled with the latest value."""
     per_note = min(8, 5 * projects, (length - meeting.SENTENCE) // meeting.ASKED)
     notes = meeting.held_out_notes(1, max(1, answers // per_note), projects=projects, length=length, final_questions=per_note)

@@ -31,7 +31,7 @@ class Outcome:
 def run(
     experiment: Experiment,
     *,
-    runs: Path = Path("runs"),
+    runs: Path = Path("runs/experiments"),
     arms: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     minutes: int | float | None = None,
