@@ -95,7 +95,8 @@ def description_problems(notebook):
                 yield "an image in a text cell has no alt text"
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            words = data.get("text/plain") or data.get(FIGURE, {}).get("layout", {}).get("title", {}).get("text", "")
+            title = data.get(FIGURE, {}).get("layout", {}).get("title", {}).get("text", "")
+            words = data.get("text/plain") or re.sub(r"</?\w[^<>]*>", "", title)
             if any(kind in data for kind in PICTURES) and (len(words) < 20 or words.startswith(("<", "Figure("))):
                 yield f"a picture has no description in words, neither text/plain nor a figure's title: {words[:60]!r}"
 
