@@ -9,6 +9,7 @@ from minimodel.checks.parts import gated_norm, l2norm, log_decay, rms_norm, shor
 from minimodel.delta_rule import kda
 from minimodel.delta_rule import kda_step as reference_step
 
+
 def _step_inputs(draw):
     # heads, key and value channels are all 3 in one case: a beta that lies along the wrong axis then raises no error
     H, K, V = draw.pick((2, 4, 5), (3, 3, 3), (2, 5, 4))

@@ -2,7 +2,8 @@
 import pytest
 import torch
 
-from minimodel import checks
+import minimodel
+from minimodel import K3Config, checks
 from minimodel.checks.grading import CASES, NotYet, Step
 
 SLIPS = [(step, slip) for step in checks.STEPS.values() for slip in step.slips]
@@ -14,6 +15,13 @@ def test_the_reference_passes_on_any_seed(step, capsys):
     for seed in range(3):
         step(step.reference, seed=seed)
     assert capsys.readouterr().out == f"{step.name}: right, on {CASES} inputs\n" * 3
+
+
+@pytest.mark.parametrize("step", checks.STEPS.values(), ids=checks.STEPS)
+def test_the_reference_is_finite(step):
+    """NaN equals NaN when outcomes are compared, so a reference must have none."""
+    for case in range(CASES):
+        assert all(torch.isfinite(torch.as_tensor(x)).all() for x in step._results(step.reference, case, 0))
 
 
 @pytest.mark.parametrize("step, slip", SLIPS, ids=NAMES)
@@ -122,3 +130,39 @@ def test_inputs_are_fresh_and_repeatable():
 def test_a_notebook_shows_one_paragraph_without_the_stack():
     lines = NotYet("word " * 60)._render_traceback_()
     assert lines[0].startswith("NotYet: word") and max(map(len, lines)) <= 110
+
+
+# ---- references that are written out in the checks: joined, they are the operators of the course ----
+
+def test_the_chunk_steps_joined_are_kda():
+    from minimodel.checks import chunks
+
+    inputs = checks.kda_chunked.inputs(1)
+    chunk = inputs.pop("chunk")
+    S = torch.zeros(2, 3, 3, 3, dtype=torch.float64)
+    outputs = []
+    G_all = chunks.reference_decay(inputs["g"], chunk)
+    q = inputs["q"] * inputs["q"].shape[-1] ** -0.5
+    for parts in zip(*(x.split(chunk, 1) for x in (q, inputs["k"], inputs["v"], G_all, inputs["beta"])), strict=True):
+        q_, k, v, G, beta = (x.transpose(1, 2) for x in parts)
+        W, U = chunks.reference_corrected(k, v, G, beta, chunks.reference_overlaps(k, G, beta))
+        outputs.append(chunks.reference_output(q_, k, G, S, W, U).transpose(1, 2))
+        S = chunks.reference_state(k, G, S, W, U)
+    o, final = minimodel.kda(**inputs, backend="chunked")
+    torch.testing.assert_close(torch.cat(outputs, 1), o)
+    torch.testing.assert_close(S, final)
+
+
+def test_the_mla_steps_joined_are_gated_mla():
+    from minimodel.checks import recall
+
+    config = K3Config.meeting()
+    layer = minimodel.GatedMLA(config).double()
+    x = torch.randn(2, 5, config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    H, nope = layer.num_heads, layer.nope
+    q = layer.q_b_proj(layer.q_a_layernorm(layer.q_a_proj(x))).unflatten(-1, (H, -1)).transpose(1, 2)
+    rows = recall.reference_latent(x, layer.kv_a_proj_with_mqa.weight, layer.kv_a_layernorm.weight)
+    o = recall.causal_attention.reference(q, *recall.reference_expand(rows, layer.kv_b_proj.weight, H, nope))
+    torch.testing.assert_close(recall.reference_decode(q[:, :, -1], rows, layer.kv_b_proj.weight, nope), o[:, :, -1])
+    gate = torch.sigmoid(layer.g_proj(x))
+    torch.testing.assert_close(layer.o_proj(gate * o.transpose(1, 2).flatten(2)), layer(x))
