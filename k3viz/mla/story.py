@@ -7,7 +7,7 @@ model's size: what the layer costs in the absorbed form and when keys and values
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,7 +68,7 @@ class MLAStory:
         """What happens at one token, with its numbers."""
         position = range(len(self.tokens))[position]
         cards = position + 1
-        shown = range(len(self.heads)) if self.learned else [ROWS.index(self.slot)]
+        shown = range(len(self.heads)) if self.learned else [self.heads.index(f"{self.slot} head")]
         read = ", ".join(f"{self.heads[h]} reads {word!r} {format_probability(share)}" for h in shown
                          for word, share in [self.reads(h, position)])  # fmt: skip
         said = f"At {self.tokens[position]!r} there {'is' if cards == 1 else 'are'} {cards} {plural('card', cards)} of "
@@ -90,8 +90,8 @@ class MLAStory:
         open_ = self.gate[position].mean(-1)
         if self.learned:
             return f"The gate lets through {', '.join(f'{format_probability(g)} of {h}' for h, g in zip(self.heads, open_, strict=True))}."
-        asked = ROWS.index(self.slot)
-        others = format_probability(np.delete(open_, asked).max())
+        asked = self.heads.index(f"{self.slot} head")
+        others = format_probability(np.delete(open_, asked).max(initial=0.0))
         return f"The gate lets through {format_probability(open_[asked])} of it and {others} of the other heads."
 
     def _answer_words(self, position: int) -> str:
@@ -107,6 +107,7 @@ def mla_story(
     slot: str = "day",
     gate: str = "learned",
     recency: float = 6.0,
+    notes: Sequence[tuple[str, str]] = NOTES,
     model: K3ForCausalLM | None = None,
     text: str | None = None,
     config: K3Config | None = None,
@@ -116,9 +117,10 @@ def mla_story(
     """Let a Gated MLA layer read the meeting notes and answer a question, in float64: by hand, or learned when ``model`` is given.
 
     slot: what is asked, one of client, day, room, attendees (learned: budget too). gate: "learned" (as the layer computes it), or held
-    "open" or "shut". recency: by hand, how much a head prefers later notes, 0 to 24; the layer has no positions of its own. model,
-    text: a trained ``K3ForCausalLM`` and the notes that it reads before the question (default: the article's). config: sizes for the
-    cost of the two forms (default: K3's); context, at_once: cards kept and tokens read in one pass, for that cost.
+    "open" or "shut". recency: by hand, how much a head prefers later notes, 0 to 24; the layer has no positions of its own. notes: by
+    hand, (row, word) pairs in the order in which they came, 2 to 15; slot is one of their rows, and each row has a head. model, text: a
+    trained ``K3ForCausalLM`` and the notes that it reads before the question (default: the article's). config: sizes for the cost of
+    the two forms (default: K3's); context, at_once: cards kept and tokens read in one pass, for that cost.
     Raises ValueError that names the argument.
     """
     if gate not in tuple(GATES):
@@ -130,11 +132,15 @@ def mla_story(
         return MLAStory(forms=forms, **learned_trace(model, text, slot, gate))
     if text is not None:
         raise ValueError("text needs a model to read it: give model=... as well")
-    if slot not in tuple(ROWS):
-        raise ValueError(f"slot must be one of {', '.join(ROWS)}, got {slot!r}")
+    notes = tuple(tuple(note) if isinstance(note, (tuple, list)) else (note,) for note in notes)
+    if not 2 <= len(notes) < VALUES or any(len(n) != 2 or not all(isinstance(x, str) and x.strip() for x in n) for n in notes):
+        raise ValueError(f"notes must be 2 to {VALUES - 1} (row, word) pairs of texts that are not empty, got {notes!r}")
+    rows = tuple(dict.fromkeys(row for row, _ in notes))
+    if slot not in rows:
+        raise ValueError(f"slot must be one of {', '.join(rows)}, got {slot!r}")
     if isinstance(recency, bool) or not isinstance(recency, (int, float)) or not 0 <= recency <= 24:
         raise ValueError(f"recency must lie in [0, 24], got {recency!r}")
-    return MLAStory(forms=forms, **_by_hand(slot, gate, float(recency)))
+    return MLAStory(forms=forms, **_by_hand(notes, slot, gate, float(recency)))
 
 
 # ---- the layer, watched ----
@@ -173,47 +179,48 @@ def frozen(x: Tensor) -> np.ndarray:
 
 
 @lru_cache(maxsize=128)
-def _by_hand(slot: str, gate: str, recency: float) -> dict:
-    layer, x, patterns = _layer_by_hand(recency), _tokens_by_hand(slot), _patterns()
+def _by_hand(notes: tuple[tuple[str, str], ...], slot: str, gate: str, recency: float) -> dict:
+    rows, words = tuple(dict.fromkeys(row for row, _ in notes)), tuple(word for _, word in notes)
+    layer, x, patterns = _layer_by_hand(len(rows), recency), _tokens_by_hand(notes, rows, slot), _patterns(len(words))
     with torch.no_grad(), held_gate(layer, gate), record(layer) as trace:
         y = layer(x)
         attention, opened, latent = (trace[name][0] for name in ("attention", "gate", "latent"))
     off = forms_differ(layer, x)
-    said = (y[0, :, len(ROWS) : len(ROWS) + VALUES] @ patterns.T / VALUES).tolist()
+    said = (y[0, :, len(rows) : len(rows) + VALUES] @ patterns.T / VALUES).tolist()
     answers = tuple(
-        tuple(sorted(((w, s) for w, s in zip(WORDS, row, strict=True) if abs(s) >= MATTERS), key=lambda pair: -pair[1])) for row in said
+        tuple(sorted(((w, s) for w, s in zip(words, row, strict=True) if abs(s) >= MATTERS), key=lambda pair: -pair[1])) for row in said
     )
     return dict(
-        learned=False, place="chosen weights", tokens=(*(f"{row}: {word}" for row, word in NOTES), f"{slot}?"),
-        heads=tuple(f"{row} head" for row in ROWS), slot=slot, gate_held=gate, rank=layer.rank, latent=frozen(latent),
+        learned=False, place="chosen weights", tokens=(*(f"{row}: {word}" for row, word in notes), f"{slot}?"),
+        heads=tuple(f"{row} head" for row in rows), slot=slot, gate_held=gate, rank=layer.rank, latent=frozen(latent),
         attention=frozen(attention), gate=frozen(opened), answers=answers, off=off,
     )  # fmt: skip
 
 
-def _patterns() -> Tensor:
+def _patterns(words: int) -> Tensor:
     """[words, VALUES]: orthogonal patterns of +1 and -1, rows of a Hadamard matrix."""
     h = torch.ones(1, 1, dtype=torch.float64)
     while len(h) < VALUES:
         h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)))
-    return h[1 : 1 + len(WORDS)]
+    return h[1 : 1 + words]
 
 
-def _tokens_by_hand(slot: str) -> Tensor:
+def _tokens_by_hand(notes: tuple[tuple[str, str], ...], rows: tuple[str, ...], slot: str) -> Tensor:
     """[1, T, D]: each note as [its row | its word | how late it came | nothing asked | 1], then the question."""
-    R, last = len(ROWS), len(NOTES) - 1
-    x = torch.zeros(1, len(NOTES) + 1, 2 * R + VALUES + 2, dtype=torch.float64)
-    for i, ((row, _), pattern) in enumerate(zip(NOTES, _patterns(), strict=True)):
-        x[0, i, ROWS.index(row)] = 1
+    R, last = len(rows), len(notes) - 1
+    x = torch.zeros(1, len(notes) + 1, 2 * R + VALUES + 2, dtype=torch.float64)
+    for i, ((row, _), pattern) in enumerate(zip(notes, _patterns(len(notes)), strict=True)):
+        x[0, i, rows.index(row)] = 1
         x[0, i, R : R + VALUES] = pattern
         x[0, i, R + VALUES] = i / last
-    x[0, -1, R + VALUES + 1 + ROWS.index(slot)] = 1
+    x[0, -1, R + VALUES + 1 + rows.index(slot)] = 1
     x[..., -1] = 1
     return x
 
 
-def _layer_by_hand(recency: float) -> GatedMLA:
-    """A GatedMLA whose head h looks for row h. A card is [2 x row | word] and, as its extra number, how late the note came."""
-    R, V = len(ROWS), VALUES
+def _layer_by_hand(R: int, recency: float) -> GatedMLA:
+    """A GatedMLA whose head h looks for row h of R. A card is [sqrt(R) x row | word] and, as its extra number, how late the note came."""
+    V = VALUES
     D, late, asked, one = 2 * R + V + 2, R + V, R + V + 1, 2 * R + V + 1
     layer = GatedMLA(K3Config.meeting().replace(
         hidden_size=D, num_attention_heads=R, q_lora_rank=None, kv_lora_rank=R + V, qk_nope_head_dim=R, qk_rope_head_dim=1, v_head_dim=V,
@@ -222,13 +229,13 @@ def _layer_by_hand(recency: float) -> GatedMLA:
         torch.zeros_like(p.weight) for p in (layer.q_proj, layer.kv_a_proj_with_mqa, layer.kv_b_proj, layer.g_proj, layer.o_proj)
     )
     scale = (R + 1) ** 0.5  # undoes the layer's 1/sqrt(nope + extra)
-    down[:R, :R] = 2 * torch.eye(R)  # with 2 and sixteen times +-1 a card has mean square 1: its norm changes nothing
+    down[:R, :R] = R**0.5 * torch.eye(R)  # a card's R + V numbers have a mean square of 1: its norm changes nothing
     down[R : R + V, R : R + V] = torch.eye(V)
     down[R + V, late] = 1
     for h in range(R):
         q[h * (R + 1) + h, one] = ASK * scale
         q[h * (R + 1) + R, one] = recency * scale
-        up[h * (R + V) : h * (R + V) + R, :R] = 0.5 * torch.eye(R)
+        up[h * (R + V) : h * (R + V) + R, :R] = R**-0.5 * torch.eye(R)
         up[h * (R + V) + R : (h + 1) * (R + V), R:] = torch.eye(V)
         gate[h * V : (h + 1) * V, one] = -GATE
         gate[h * V : (h + 1) * V, asked + h] = 2 * GATE
