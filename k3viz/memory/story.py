@@ -15,6 +15,7 @@ import torch
 
 from k3viz.memory.bill import DTYPES, PATTERNS, WEIGHTS, Bill, bill, pattern_of
 from minimodel import K3Config, K3ForCausalLM, cache_bytes
+from minimodel.accounting import row_numbers, with_mixer
 from minimodel.facts import DEEPSEEK_V3_PAPER, KIMI_K2_CONFIG, deepseek_v3_dimensions, kimi_k2_dimensions
 from minimodel.formats import format_bytes, format_count, format_number, plural
 
@@ -47,7 +48,9 @@ class MeasuredCurve:
 class PublishedCurve:
     """A model's cache by the closed form. mixer: what its growing layers are ("kda" marks the hybrids); source: of its sizes.
 
-    bytes: of all sessions of the batch at each of ``tokens``; per_token, fixed: of one session; bill: at the story's context.
+    bytes: of all sessions of the batch at each of ``tokens``; per_token, fixed: of one session; bill: at the story's context. layers:
+    those that keep every token; copies: how often each of them does (MHA for every head, GQA for every group, MLA once).
+    windowed: bytes of one session in window layers, once these are full.
     """
 
     name: str
@@ -59,6 +62,15 @@ class PublishedCurve:
     fixed: int
     source: str
     bill: Bill
+    layers: int
+    copies: int
+    windowed: int
+
+    def fills(self, memory: float) -> int | None:
+        """Tokens of one session that fit into so many bytes, None where no number of them fills it."""
+        if not self.per_token:
+            return None
+        return max(0, int(memory - self.fixed - self.windowed) // self.per_token)
 
 
 @dataclass(frozen=True)
@@ -204,6 +216,8 @@ def _k3_with(mixer: str) -> K3Config:
 
 MODELS: dict[str, tuple[str, str, str, Callable[[], K3Config]]] = {  # name: label, mixer, source of the sizes, config
     "kimi_linear": ("Kimi Linear 48B", "kda", "released config.json", K3Config.kimi_linear_48b),
+    "kimi_linear_mla": ("Kimi Linear if all MLA", "mla", "Kimi Linear's sizes, another attention",
+                        lambda: with_mixer(K3Config.kimi_linear_48b(), "mla")),
     "k3": ("Kimi K3", "kda", "released config.json", K3Config.k3),
     "kimi_k2": ("Kimi K2", "mla", KIMI_K2_CONFIG, kimi_k2_dimensions),
     "deepseek_v3": ("DeepSeek-V3", "mla", DEEPSEEK_V3_PAPER, deepseek_v3_dimensions),
@@ -222,7 +236,10 @@ def _count(name: str, config: K3Config, *, context: int, dtype: str, batch: int,
     full = end.windowed // row if row else 0
     line = tuple(batch * (end.fixed + row * min(t, full) + end.per_token * t) for t in at)
     paid = bill(config, context=context, dtype=dtype, batch=batch, memory=memory, weights=weights)
-    return PublishedCurve(name, label, mixer, at, line, end.per_token, end.fixed, source, paid)
+    kinds = [config.mixer(i) for i in range(config.num_hidden_layers)]
+    growing = [kind for kind in kinds if row_numbers(config, kind) and kind != "sliding_window"]
+    copies = {"mha": config.num_attention_heads, "gqa": config.num_key_value_groups}.get(growing[0], 1) if growing else 0
+    return PublishedCurve(name, label, mixer, at, line, end.per_token, end.fixed, source, paid, len(growing), copies, end.windowed)
 
 
 def _own_label(config: K3Config) -> tuple[str, str, str]:

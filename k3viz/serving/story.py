@@ -7,8 +7,10 @@ those of K3, or of another config, by formula, and times follow a latency model 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,7 +69,7 @@ class Turn:
 class ServingStory:
     """A session of ``turns``. broken: what breaks the prefix, of BREAKS, from turn ``at`` on (1-based). unbroken: the same session
     when nothing does. off: largest difference of the last turn's logits, resumed against read from the start. nbytes: of the tiny model's
-    prefix cache. config: whose bytes and times are counted."""
+    prefix cache. config: whose bytes and times are counted. settings: the arguments that this story was told with."""
 
     turns: tuple[Turn, ...]
     broken: str
@@ -76,6 +78,11 @@ class ServingStory:
     off: float
     nbytes: int
     config: K3Config
+    settings: Mapping[str, Any]
+
+    def again(self, **changes: Any) -> ServingStory:
+        """The same story with some of ``serving_story``'s arguments changed."""
+        return serving_story(**{**self.settings, **changes})
 
     @property
     def size(self) -> str:
@@ -150,6 +157,8 @@ def serving_story(
         raise ValueError(f"broken must be one of {', '.join(BREAKS)}, got {broken!r}")
     if snapshots not in tuple(SNAPSHOTS):
         raise ValueError(f"snapshots must be one of {', '.join(SNAPSHOTS)}, got {snapshots!r}")
+    settings = {"turns": turns, "system": system, "message": message, "output": output, "broken": broken, "at": at, "snapshots": snapshots,
+                "config": config}  # fmt: skip
     at = turns // 2 + 1 if at is None else at
     if isinstance(at, bool) or not isinstance(at, int) or not 2 <= at <= turns:
         raise ValueError(f"at must be a turn from 2 to {turns}, got {at!r}")
@@ -158,7 +167,7 @@ def serving_story(
     config = _k3() if config is None else config
     sizes = (config, turns, system // SCALE, message // SCALE, output // SCALE, snapshots)
     told, off, nbytes = _session(*sizes, broken, at if broken in ("edit", "summary") else 0)
-    return ServingStory(told, broken, at, _session(*sizes, "nothing", 0)[0], off, nbytes, config)
+    return ServingStory(told, broken, at, _session(*sizes, "nothing", 0)[0], off, nbytes, config, settings)
 
 
 def dollars(x: float) -> str:
