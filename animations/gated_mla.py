@@ -106,8 +106,8 @@ class GatedMLA(StageScene):
             )  # fmt: skip
             self.wait(0.3)
         big = story.forms
-        self.play(self.say(f"In {big.model} a card is {format_count(big.numbers('absorbed'))} numbers; keys and values of {big.heads} heads "
-                           f"would be {format_count(big.numbers('kept'))}."))  # fmt: skip
+        self.play(self.say(f"In {big.model} a card is {format_count(big.numbers('absorbed'))} numbers; keys and values of {big.heads} "
+                           f"heads would be {format_count(big.numbers('kept'))}."))  # fmt: skip
         self.wait(2.4)
 
         self.next_section("heads")
