@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # manim runs this file by its path, the packages lie one up
 
 import numpy as np
-from manim import Arrow, FadeIn, FadeOut, Line, VGroup
+from manim import Arrow, FadeIn, FadeOut, Line, SurroundingRectangle, Transform, VGroup
 
 from animations.charts import Box, Edges, ExpertGrid, Texts
 from animations.stage import SAFE, THEME, Formula, StageScene, TokenRow
@@ -100,13 +100,15 @@ class StableLatentMoE(StageScene):
 
         if others:
             self.next_section("other words")
-            self.play(formula.light(), self.say("Every other word wakes experts of its own."), run_time=0.8)
-            for t, other in enumerate(others):
-                self.play(self.read(f"{sentence}.", {other: "query"}), grid.shade(self.lit(story, t), ROLES["memory"]), run_time=0.9)
+            frame = SurroundingRectangle(self.sentence[last], buff=0.04, corner_radius=0.1, color=ROLES["key"], stroke_width=5)
+            self.play(formula.light(), FadeIn(frame), self.say("Every other word wakes experts of its own."), run_time=0.8)
+            for t in range(len(others)):
+                now = SurroundingRectangle(self.sentence[t], buff=0.04, corner_radius=0.1, color=ROLES["key"], stroke_width=5)
+                self.play(Transform(frame, now), grid.shade(self.lit(story, t), ROLES["memory"]), run_time=0.9)
             awake = story.awake(len(story.tokens))
             together = np.isin(np.arange(story.experts), story.indices).astype(float)
-            self.play(self.read(f"{sentence}.", dict.fromkeys(story.tokens, "query")), grid.shade(together, ROLES["memory"]),
-                      names.show([f"{awake} of {count} experts"]),
+            self.play(FadeOut(frame), self.read(f"{sentence}.", dict.fromkeys(story.tokens, "query")),
+                      grid.shade(together, ROLES["memory"]), names.show([f"{awake} of {count} experts"]),
                       self.say(f"All {len(story.tokens)} words together: {awake} experts."))  # fmt: skip
             self.wait(1.8)
 
