@@ -8,7 +8,7 @@
     native_threads.c   heads and documents, shared out among threads
 
 A tile with g >= -5 is one dense product, as in ``tiles.py``. A tile in which half a tile's decay passes e^-40 is computed token by token, by
-the equation itself. Kept for the backward pass: the inputs, every token's error and one state in 64 tokens.
+the equation itself. Kept for the backward pass: the inputs and one state in 64 tokens.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("S_first", "S_last")),
         ("o", _Rows),
         ("kept", ctypes.c_void_p),
-        ("e", _Rows),
         *((name, ctypes.c_int64) for name in ("next", "failed")),
     ]
 
@@ -88,34 +87,41 @@ class _NativeKDA(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, g, beta, S, scale, bounds):
         inputs = [*(_channels_together(x) for x in (q, k, v, g, beta)), S.contiguous()]
-        o, S_last = v.new_empty(v.shape), torch.empty_like(inputs[5])
-        kept = errors = first_kept = None
+        o, S_last = _new(v), torch.empty_like(inputs[5])
+        kept = first_kept = None
         if any(ctx.needs_input_grad):
             states = (bounds.diff() + KEPT_EVERY - 1) // KEPT_EVERY
             first_kept = states.cumsum(0) - states
-            kept, errors = v.new_empty(int(states.sum()), *S.shape[1:]), v.new_empty(v.shape)
-        call = _call(inputs, S_last, o, kept, errors, scale, bounds, first_kept)
+            kept = _new(v, int(states.sum()), *S.shape[1:])
+        call = _call(inputs, S_last, o, kept, scale, bounds, first_kept)
         _run(library().kda_forward, call, call)
         if kept is not None:
-            ctx.save_for_backward(q, k, v, g, beta, S, kept, errors, bounds, first_kept)
+            ctx.save_for_backward(q, k, v, g, beta, S, kept, bounds, first_kept)
         ctx.scale = scale
         return o, S_last
 
     @staticmethod
     def backward(ctx, do, dS):
-        *inputs, kept, errors, bounds, first_kept = ctx.saved_tensors
+        *inputs, kept, bounds, first_kept = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph: the caller wants to differentiate this backward pass too
             with own_precision(do):
                 return *_document_by_document(inputs, bounds, ctx.scale, do, dS), None, None
         inputs = [*(_channels_together(x) for x in inputs[:5]), inputs[5].contiguous()]
-        grads = [x.new_empty(x.shape) for x in inputs]
+        grads = [_new(x) for x in inputs]
         do, dS = _channels_together(do), dS.contiguous()
         call = _Gradients(
-            _call(inputs, None, None, kept, errors, ctx.scale, bounds, first_kept),
+            _call(inputs, None, None, kept, ctx.scale, bounds, first_kept),
             _rows(do), *map(_rows, grads[:5]), dS.data_ptr(), grads[5].data_ptr(),
         )  # fmt: skip
         _run(library().kda_backward, call, call.call)
         return *grads, None, None
+
+
+def _new(x: Tensor, *shape: int) -> Tensor:
+    """Fresh memory, of x's shape by default."""
+    new = x.new_empty(shape or x.shape)
+    library().kda_in_large_pages(ctypes.c_void_p(new.data_ptr()), ctypes.c_int64(new.numel()))
+    return new
 
 
 def _channels_together(x: Tensor) -> Tensor:
@@ -127,11 +133,11 @@ def _rows(x: Tensor | None) -> _Rows:
     return _Rows(None, 0, 0) if x is None else _Rows(x.data_ptr(), x.stride(0), x.stride(1))
 
 
-def _call(inputs, S_last, o, kept, errors, scale, bounds, first_kept) -> _Call:
+def _call(inputs, S_last, o, kept, scale, bounds, first_kept) -> _Call:
     *tokens, S = inputs
     pointers = [None if x is None else x.data_ptr() for x in (bounds, first_kept, S, S_last, kept)]
     return _Call(
-        *S.shape, *pointers[:2], scale, *map(_rows, tokens), *pointers[2:4], _rows(o), pointers[4], _rows(errors), 0, 0
+        *S.shape, *pointers[:2], scale, *map(_rows, tokens), *pointers[2:4], _rows(o), pointers[4], 0, 0
     )  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 /* The backward pass of KDA for one head of one document, from its last tile to its first.
  *
- * The forward pass kept the error of every token and one state every GROUP tiles. The states between are made again, group by group, and all
- * else of a tile, too. With Y = V - (exp(G) K) S, primes for what comes after the tile, and d for gradients:
+ * The forward pass kept one state every GROUP tiles. The states between are made again, group by group, and all else of a tile, too. With Y = V - (exp(G) K) S, primes for what comes after the tile, and d for gradients:
  *
  *     dE = (P diag(beta))^T dO + W dS'        W = diag(beta) (exp(G_C - G) K), what is written        dV = dY = M^T dE
  *     dS = Diag(exp(G_C)) dS' + (exp(G) Q)^T dO - (exp(G) K)^T dY
@@ -19,7 +18,7 @@
 #include "native_tile.h"
 
 int64_t kda_backward_memory(int64_t K, int64_t V) {
-    return (GROUP + 1 + C) * K * (V + 16) + GROUP * TILE_SIZE(K) + 7 * C * V + 8 * C * K + 2 * C * C + K;
+    return (GROUP + 2 + C) * K * WIDE(V) + GROUP * (TILE_SIZE(K) + C * WIDE(V)) + 6 * C * WIDE(V) + 8 * C * WIDE(K) + 2 * C * C + K;
 }
 
 INLINE float total(vec x) {
@@ -39,26 +38,26 @@ INLINE float dot(int64_t n, const float *x, const float *y) {
 static void dense_tile(const Gradients *d, int64_t token, int64_t head, int64_t n, Tile t, const float *S, float *dS, const float *E, float *D,
                        float *memory) {
     const Call *c = &d->call;
-    int64_t K = c->K, V = c->V, S_row = V + 16;
-    float *dE = take(&memory, C * V), *E_across = take(&memory, V * C), *D_across = take(&memory, V * 2 * C);
-    float *raw_across = take(&memory, K * 2 * C), *rows = take(&memory, 2 * C * K), *columns = take(&memory, C * K);
-    float *own_rows = take(&memory, 2 * C * K), *own_columns = take(&memory, C * K), *dAP = take(&memory, 2 * C * C), *SdS = take(&memory, K);
-    float *dY = D, *dO = D + C * V;
+    int64_t K = c->K, V = c->V, K_row = WIDE(K), V_row = WIDE(V);
+    float *dE = take(&memory, C * V_row), *E_across = take(&memory, V * C), *D_across = take(&memory, V * 2 * C);
+    float *raw_across = take(&memory, K * 2 * C), *rows = take(&memory, 2 * C * K_row), *columns = take(&memory, C * K_row);
+    float *own_rows = take(&memory, 2 * C * K_row), *own_columns = take(&memory, C * K_row), *dAP = take(&memory, 2 * C * C), *SdS = take(&memory, K);
+    float *dY = D, *dO = D + C * V_row;
 
-    product(C, V, C, t.own, 1, C, dO, V, dE, V, NOTHING);
-    product(C, V, K, t.writes, K, 1, dS, S_row, dE, V, ITSELF);
-    product(C, V, C, t.M, 1, C, dE, V, dY, V, NOTHING);
+    product(C, V, C, t.own, 1, C, dO, V_row, dE, V_row, NOTHING);
+    product(C, V, K, t.writes, K_row, 1, dS, V_row, dE, V_row, ITSELF);
+    product(C, V, C, t.M, 1, C, dE, V_row, dY, V_row, NOTHING);
 
     /* sums over value channels: the state gives one number at a time, so that it need not be transposed; the tokens are */
-    transpose(C, V, E, V, E_across, C);
-    transpose(2 * C, V, D, V, D_across, 2 * C);
-    product(2 * C, C, V, D, V, 1, E_across, C, dAP, C, NOTHING);
-    product(K, C, V, dS, S_row, 1, E_across, C, raw_across, C, NOTHING);
-    transpose(K, C, raw_across, C, columns, K); /* E dS'^T */
-    product(K, 2 * C, V, S, S_row, 1, D_across, 2 * C, raw_across, 2 * C, NOTHING);
-    transpose(K, 2 * C, raw_across, 2 * C, rows, K); /* dY S^T, then dO S^T */
-    for (int64_t m = 0; m < K; m++) SdS[m] = t.keep[m] * dot(V, S + m * S_row, dS + m * S_row);
-    product(K, V, 2 * C, t.in, 1, K, D, V, dS, S_row, t.keep);
+    transpose(C, V, E, V_row, E_across, C);
+    transpose(2 * C, V, D, V_row, D_across, 2 * C);
+    product(2 * C, C, V, D, V_row, 1, E_across, C, dAP, C, NOTHING);
+    product(K, C, V, dS, V_row, 1, E_across, C, raw_across, C, NOTHING);
+    transpose(K, C, raw_across, C, columns, K_row); /* E dS'^T */
+    product(K, 2 * C, V, S, V_row, 1, D_across, 2 * C, raw_across, 2 * C, NOTHING);
+    transpose(K, 2 * C, raw_across, 2 * C, rows, K_row); /* dY S^T, then dO S^T */
+    for (int64_t m = 0; m < K; m++) SdS[m] = t.keep[m] * dot(V, S + m * V_row, dS + m * V_row);
+    product(K, V, 2 * C, t.in, 1, K_row, D, V_row, dS, V_row, t.keep);
 
     float dbeta[C] = {0};
     for (int i = 0; i < C; i++)
@@ -68,17 +67,17 @@ static void dense_tile(const Gradients *d, int64_t token, int64_t head, int64_t 
             *dA = j < i ? -t.beta[j] * *dA : 0;
             *dP = j <= i ? t.beta[j] * *dP : 0;
         }
-    product(2 * C, K, C, dAP, C, 1, t.columns, K, own_rows, K, NOTHING);
-    product(C, K, 2 * C, dAP, 1, C, t.rows, K, own_columns, K, NOTHING);
+    product(2 * C, K, C, dAP, C, 1, t.columns, K_row, own_rows, K_row, NOTHING);
+    product(C, K, 2 * C, dAP, 1, C, t.rows, K_row, own_columns, K_row, NOTHING);
 
     const float *q[C], *k[C];
     find(q, c->q, token, head, n), find(k, c->k, token, head, n);
     vec dbeta_[C] = {0};
     for (int64_t at = 0; at < K; at += LANES) {
         vec into = load(t.into + at), out_of = load(t.out_of + at), dG = load(SdS + at);
-        for (int j = 0; j < C; j++) dG += load(t.writes + j * K + at) * load(columns + j * K + at); /* S' is what S left and what was written */
+        for (int j = 0; j < C; j++) dG += load(t.writes + j * K_row + at) * load(columns + j * K_row + at); /* S' is what S left and what was written */
         for (int64_t i = C - 1; i >= 0; i--) {
-            int64_t here = i * K + at, queries = here + C * K;
+            int64_t here = i * K_row + at, queries = here + C * K_row;
             vec fade = load(t.fade + here), q_ = load(q[i] + at) * c->scale, k_ = load(k[i] + at), raw = out_of * load(columns + here);
             vec row = fade * (load(own_rows + here) - into * load(rows + here));
             vec dq = fade * (load(own_rows + queries) + into * load(rows + queries));
@@ -91,22 +90,22 @@ static void dense_tile(const Gradients *d, int64_t token, int64_t head, int64_t 
             store(d->dg.at + (token + i) * d->dg.token + head * d->dg.head + at, dG);
         }
     }
-    copy_rows(n, V, dY, V, d->dv.at + token * d->dv.token + head * d->dv.head, d->dv.token);
+    copy_rows(n, V, dY, V_row, d->dv.at + token * d->dv.token + head * d->dv.head, d->dv.token);
     for (int64_t i = 0; i < n; i++) d->dbeta.at[(token + i) * d->dbeta.token + head * d->dbeta.head] = dbeta[i] + total(dbeta_[i]);
 }
 
-/* The state after `n` tokens whose errors are known, or (faded given) before each of them is written: S = Diag(exp(g)) S + k (beta e)^T. */
-static void replay(const Call *c, int64_t token, int64_t head, int64_t n, const float *E, float *S, float *faded) {
-    int64_t K = c->K, V = c->V, S_row = V + 16;
+/* faded [n, K, V]: the state that each token finds, after its fading. S ends as the state after the last one. */
+static void faded_states(const Call *c, int64_t token, int64_t head, int64_t n, const float *E, float *S, float *faded) {
+    int64_t K = c->K, V = c->V, V_row = WIDE(V);
     for (int64_t i = 0; i < n; i++) {
         const float *g = c->g.at + (token + i) * c->g.token + head * c->g.head, *k = c->k.at + (token + i) * c->k.token + head * c->k.head;
         float beta = c->beta.at[(token + i) * c->beta.token + head * c->beta.head], alpha[256];
         for (int64_t at = 0; at < K; at += LANES) store(alpha + at, exp2_(load(g + at) * LOG2_E));
         for (int64_t m = 0; m < K; m++)
             for (int64_t at = 0; at < V; at += LANES) {
-                vec F = alpha[m] * load(S + m * S_row + at);
-                if (faded) store(faded + (i * K + m) * S_row + at, F);
-                store(S + m * S_row + at, F + k[m] * beta * load(E + i * V + at));
+                vec F = alpha[m] * load(S + m * V_row + at);
+                store(faded + (i * K + m) * V_row + at, F);
+                store(S + m * V_row + at, F + k[m] * beta * load(E + i * V_row + at));
             }
     }
 }
@@ -118,13 +117,13 @@ static void replay(const Call *c, int64_t token, int64_t head, int64_t n, const 
 static void steep_tile(const Gradients *d, int64_t token, int64_t head, int64_t n, float *S, float *dS, const float *E, const float *dO,
                        float *memory) {
     const Call *c = &d->call;
-    int64_t K = c->K, V = c->V, S_row = V + 16;
-    float *faded = take(&memory, C * K * S_row), dw[256], dv[256], w[256], alpha[256];
-    replay(c, token, head, n, E, S, faded);
+    int64_t K = c->K, V = c->V, V_row = WIDE(V);
+    float *faded = take(&memory, C * K * V_row), dw[256], dv[256], w[256], alpha[256];
+    faded_states(c, token, head, n, E, S, faded);
     for (int64_t i = n - 1; i >= 0; i--) {
         int64_t now = token + i;
         const float *q = c->q.at + now * c->q.token + head * c->q.head, *k = c->k.at + now * c->k.token + head * c->k.head;
-        const float *g = c->g.at + now * c->g.token + head * c->g.head, *e = E + i * V, *dO_ = dO + i * V, *F = faded + i * K * S_row;
+        const float *g = c->g.at + now * c->g.token + head * c->g.head, *e = E + i * V_row, *dO_ = dO + i * V_row, *F = faded + i * K * V_row;
         float beta = c->beta.at[now * c->beta.token + head * c->beta.head];
         float *dq = d->dq.at + now * d->dq.token + head * d->dq.head, *dk = d->dk.at + now * d->dk.token + head * d->dk.head;
         float *dg = d->dg.at + now * d->dg.token + head * d->dg.head;
@@ -132,16 +131,16 @@ static void steep_tile(const Gradients *d, int64_t token, int64_t head, int64_t 
         for (int64_t at = 0; at < V; at += LANES) {
             vec sum = {0};
             for (int64_t m = 0; m < K; m++) {
-                vec x = load(dS + m * S_row + at) + c->scale * q[m] * load(dO_ + at);
-                store(dS + m * S_row + at, x);
+                vec x = load(dS + m * V_row + at) + c->scale * q[m] * load(dO_ + at);
+                store(dS + m * V_row + at, x);
                 sum += k[m] * x;
             }
             store(dw + at, sum), store(dv + at, beta * sum), store(w + at, beta * load(e + at));
         }
         float w_dO = dot(V, w, dO_);
         for (int64_t m = 0; m < K; m++) {
-            const float *F_ = F + m * S_row;
-            float *dS_ = dS + m * S_row;
+            const float *F_ = F + m * V_row;
+            float *dS_ = dS + m * V_row;
             dq[m] = c->scale * (dot(V, F_, dO_) + k[m] * w_dO);
             dk[m] = dot(V, dS_, w) - dot(V, F_, dv);
             vec sum = {0};
@@ -157,39 +156,54 @@ static void steep_tile(const Gradients *d, int64_t token, int64_t head, int64_t 
     }
 }
 
+/* Make a tile again, and from the state S before it the errors E. Returns whether it is dense. If not, S turns into the state after it. */
+static int again(const Call *c, int64_t token, int64_t head, int64_t n, Tile t, float *S, float *E, float *Y) {
+    int64_t V = c->V, V_row = WIDE(V);
+    if (!decay(c, token, head, n, t)) {
+        memset(E, 0, C * V_row * sizeof(float));
+        token_by_token(c, token, head, n, S, E, Y);
+        return 0;
+    }
+    const float *v[C];
+    within(c->K, t);
+    find(v, c->v, token, head, n);
+    for (int i = 0; i < C; i++) memcpy(Y + i * V_row, v[i], V * sizeof(float));
+    product(C, V, c->K, t.in, WIDE(c->K), 1, S, V_row, Y, V_row, ITSELF);
+    product(C, V, C, t.M, C, 1, Y, V_row, E, V_row, NOTHING);
+    return 1;
+}
+
 void kda_backward_sequence(const Gradients *d, int64_t document, int64_t head, float *memory) {
     const Call *c = &d->call;
-    int64_t K = c->K, V = c->V, S_row = V + 16;
-    int64_t first = c->bounds[document], T = c->bounds[document + 1] - first, state = document * c->heads + head;
-    float *S[GROUP], *dS = take(&memory, K * S_row), *E = take(&memory, C * V), *D = take(&memory, 2 * C * V);
+    int64_t K = c->K, V = c->V, K_row = WIDE(K), V_row = WIDE(V);
+    int64_t first = c->bounds[document], end = c->bounds[document + 1], state = document * c->heads + head;
+    float *S[GROUP + 1], *E[GROUP], *dS = take(&memory, K * V_row), *D = take(&memory, 2 * C * V_row);
     Tile t[GROUP];
     int dense[GROUP];
-    for (int j = 0; j < GROUP; j++) S[j] = take(&memory, K * S_row), t[j] = new_tile(&memory, K);
-    copy_rows(K, V, d->dS_last + state * K * V, V, dS, S_row);
-    for (int64_t group = (T - 1) / (GROUP * C); group >= 0; group--) {
-        int64_t start = first + group * GROUP * C, end = start + GROUP * C < first + T ? start + GROUP * C : first + T;
-        int64_t tiles = (end - start + C - 1) / C;
-        copy_rows(K, V, c->kept + ((c->first_kept[document] + group) * c->heads + head) * K * V, V, S[0], S_row);
+    for (int j = 0; j < GROUP; j++) S[j] = take(&memory, K * V_row), E[j] = take(&memory, C * V_row), t[j] = new_tile(&memory, K);
+    S[GROUP] = take(&memory, K * V_row);
+    copy_rows(K, V, d->dS_last + state * K * V, V, dS, V_row);
+    for (int64_t group = (end - first - 1) / (GROUP * C); group >= 0; group--) {
+        int64_t start = first + group * GROUP * C, tiles = (end - start + C - 1) / C < GROUP ? (end - start + C - 1) / C : GROUP;
+        copy_rows(K, V, c->kept + ((c->first_kept[document] + group) * c->heads + head) * K * V, V, S[0], V_row);
         for (int64_t j = 0; j < tiles; j++) {
             int64_t token = start + j * C, n = end - token < C ? end - token : C;
-            const float *e[C];
-            find(e, c->e, token, head, n);
-            dense[j] = decay(c, token, head, n, t[j]);
-            if (dense[j]) within(K, t[j]);
-            if (j + 1 == tiles) break;
-            memcpy(S[j + 1], S[j], K * S_row * sizeof(float));
-            for (int i = 0; i < C; i++) memcpy(E + i * V, e[i], V * sizeof(float));
-            if (dense[j]) product(K, V, C, t[j].writes, 1, K, E, V, S[j + 1], S_row, t[j].keep);
-            else replay(c, token, head, n, E, S[j + 1], NULL);
+            memcpy(S[j + 1], S[j], K * V_row * sizeof(float));
+            dense[j] = again(c, token, head, n, t[j], S[j + 1], E[j], D);
+            if (dense[j] && j + 1 < tiles) product(K, V, C, t[j].writes, 1, K_row, E[j], V_row, S[j + 1], V_row, t[j].keep);
         }
         for (int64_t j = tiles - 1; j >= 0; j--) {
             int64_t token = start + j * C, n = end - token < C ? end - token : C;
-            const float *e[C], *dO[C];
-            find(e, c->e, token, head, n), find(dO, d->dO, token, head, n);
-            for (int i = 0; i < C; i++) memcpy(E + i * V, e[i], V * sizeof(float)), memcpy(D + (C + i) * V, dO[i], V * sizeof(float));
-            if (dense[j]) dense_tile(d, token, head, n, t[j], S[j], dS, E, D, memory);
-            else steep_tile(d, token, head, n, S[j], dS, E, D + C * V, memory);
+            const float *dO[C];
+            find(dO, d->dO, token, head, n);
+            for (int64_t i = 0; i < C; i++) {
+                if (token - C + i >= first) fetch(d->dO, token - C + i, head, V);
+                if (token - GROUP * C + i >= first) fetch_inputs(c, token - GROUP * C + i, end, head);
+            }
+            for (int i = 0; i < C; i++) memcpy(D + (C + i) * V_row, dO[i], V * sizeof(float));
+            if (dense[j]) dense_tile(d, token, head, n, t[j], S[j], dS, E[j], D, memory);
+            else steep_tile(d, token, head, n, S[j], dS, E[j], D + C * V_row, memory);
         }
     }
-    copy_rows(K, V, dS, S_row, d->dS_first + state * K * V, V);
+    copy_rows(K, V, dS, V_row, d->dS_first + state * K * V, V);
 }

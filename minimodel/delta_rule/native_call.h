@@ -1,6 +1,5 @@
 /* What Python passes (native.py has the same structures) and what the files offer each other. */
-#ifndef NATIVE_CALL_H
-#define NATIVE_CALL_H
+#pragma once
 #include <stdint.h>
 
 /* One argument [tokens, heads, channels] of the caller: channels are neighbours, the rest is strided. */
@@ -18,8 +17,7 @@ typedef struct {
     const float *S_first;      /* [documents, heads, K, V] */
     float *S_last;             /* the same */
     Rows o;                    /* V channels */
-    float *kept;               /* [states, heads, K, V], one every GROUP tiles, and */
-    Rows e;                    /* the error of every token, V channels; NULL when no backward pass will come */
+    float *kept;               /* [states, heads, K, V], one every GROUP tiles; NULL when no backward pass will come */
     int64_t next;              /* the next sequence, document * heads + head, that no thread has taken */
     int64_t failed;            /* 1 when there was no memory */
 } Call;
@@ -36,4 +34,3 @@ int64_t kda_forward_memory(int64_t K, int64_t V);
 int64_t kda_backward_memory(int64_t K, int64_t V);
 void kda_forward_sequence(const Call *call, int64_t document, int64_t head, float *memory);
 void kda_backward_sequence(const Gradients *call, int64_t document, int64_t head, float *memory);
-#endif

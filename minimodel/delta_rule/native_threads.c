@@ -3,6 +3,7 @@
 #include "native_call.h"
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 static void work(Call *c, int backward) {
     int64_t numbers = (backward ? kda_backward_memory : kda_forward_memory)(c->K, c->V), n;
@@ -30,7 +31,18 @@ static int64_t run(void *(*pass)(void *), void *call, int64_t threads) {
     return ((Call *)call)->failed;
 }
 
+/* Fresh memory comes in pages of 4 kB, each cleared at its first touch, which takes as long as some of the passes. Ask for pages of 2 MB. */
+static void in_large_pages(float *memory, int64_t numbers) {
+#ifdef MADV_HUGEPAGE
+    uintptr_t large = 1 << 21, start = ((uintptr_t)memory + large - 1) / large * large, end = (uintptr_t)(memory + numbers) / large * large;
+    if (end > start) madvise((void *)start, end - start, MADV_HUGEPAGE); /* where it is refused, pages stay small */
+#else
+    (void)memory, (void)numbers;
+#endif
+}
+
 /* What Python calls. Return 0, or 1 when there was no memory. All other names stay inside the library. */
 #define EXPORTED __attribute__((visibility("default")))
+EXPORTED void kda_in_large_pages(float *memory, int64_t numbers) { in_large_pages(memory, numbers); }
 EXPORTED int64_t kda_forward(Call *call, int64_t threads) { return run(forward, call, threads); }
 EXPORTED int64_t kda_backward(Gradients *call, int64_t threads) { return run(backward, call, threads); }

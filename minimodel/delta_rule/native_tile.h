@@ -3,6 +3,7 @@
  * Plain C with the vector extension of GCC and Clang. A tile is C = 16 tokens of one head. All that its products read fits the first-level
  * cache, but for the state, which is 64 kB at K = V = 128 and is walked through in panels of columns.
  */
+#pragma once
 #include "native_call.h"
 #include <string.h>
 
@@ -41,6 +42,9 @@ extern const float ITSELF[1];
 
 void product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_step,
              float *c, int64_t c_row, const float *start);
+
+/* How far apart rows of n numbers lie in scratch memory. Rows 512 bytes apart would share an eighth of the cache. */
+#define WIDE(n) ((n) + 16)
 
 /* A store for the scratch of one thread: 64-byte lines, handed out one after the other. */
 INLINE float *take(float **memory, int64_t numbers) {
@@ -85,12 +89,13 @@ typedef struct {
     float *own;     /* [C, C]  P diag(beta) */
 } Tile;
 
-#define TILE_SIZE(K) (8 * C * (K) + 3 * (K) + C + 4 * C * C)
+#define TILE_SIZE(K) (8 * C * WIDE(K) + 3 * (K) + C + 4 * C * C)
 
 INLINE Tile new_tile(float **memory, int64_t K) {
     Tile t;
-    t.rows = take(memory, 2 * C * K), t.in = take(memory, 2 * C * K), t.fade = take(memory, C * K), t.columns = take(memory, C * K);
-    t.across = take(memory, C * K), t.writes = take(memory, C * K), t.beta = take(memory, C);
+    int64_t rows = C * WIDE(K);
+    t.rows = take(memory, 2 * rows), t.in = take(memory, 2 * rows), t.fade = take(memory, rows), t.columns = take(memory, rows);
+    t.across = take(memory, C * K), t.writes = take(memory, rows), t.beta = take(memory, C);
     t.into = take(memory, K), t.out_of = take(memory, K), t.keep = take(memory, K);
     t.AP = take(memory, 2 * C * C), t.M = take(memory, C * C), t.own = take(memory, C * C);
     return t;
@@ -103,8 +108,20 @@ INLINE void find(const float *found[C], Rows x, int64_t token, int64_t head, int
     for (int64_t i = 0; i < C; i++) found[i] = i < n ? x.at + (token + i) * x.token + head * x.head : ZEROS;
 }
 
+/* Ask for row x ahead of time: a head's rows lie far apart, and the processor does not guess where the next one is. */
+INLINE void fetch(Rows x, int64_t token, int64_t head, int64_t channels) {
+    for (int64_t at = 0; at < channels; at += 16) __builtin_prefetch(x.at + token * x.token + head * x.head + at);
+}
+
+/* A token's inputs, of which there are `end`. */
+INLINE void fetch_inputs(const Call *c, int64_t token, int64_t end, int64_t head) {
+    if (token < end) fetch(c->q, token, head, c->K), fetch(c->k, token, head, c->K), fetch(c->g, token, head, c->K), fetch(c->v, token, head, c->V);
+}
+
 int decay(const Call *c, int64_t token, int64_t head, int64_t n, Tile t);
 void within(int64_t K, Tile t);
+void token_by_token(const Call *c, int64_t token, int64_t head, int64_t n, float *S, float *e, float *o);
+
 INLINE void copy_rows(int64_t rows, int64_t columns, const float *x, int64_t x_row, float *y, int64_t y_row) {
     for (int64_t i = 0; i < rows; i++) memcpy(y + i * y_row, x + i * x_row, columns * sizeof(float));
 }
