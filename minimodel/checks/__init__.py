@@ -8,10 +8,10 @@ A learner's function and the course's own are given the same fresh inputs. ``che
 ``notebooks/exercises``; ``seed=`` draws other inputs.
 """
 
-from minimodel.checks import bills, chunks, depth, experts, four_bits, recall, updates, whiteboard
+from minimodel.checks import assembly, bills, chunks, depth, experts, four_bits, recall, updates, whiteboard
 from minimodel.checks.grading import Draw, NotYet, Slip, Step
 
-CHAPTERS = (whiteboard, chunks, recall, bills, depth, experts, updates, four_bits)
+CHAPTERS = (whiteboard, chunks, recall, bills, depth, experts, updates, four_bits, assembly)
 STEPS: dict[str, Step] = {step.name: step for chapter in CHAPTERS for step in chapter.STEPS}
 
 globals().update(STEPS)

@@ -201,11 +201,11 @@ class Step:
         if len(got) != len(self.outputs):
             return f"it returned {len(got)} values; {len(self.outputs)} are asked for: {', '.join(self.outputs)}."
         for x in got:
-            if not isinstance(x, (Tensor, int, float)):
+            if not isinstance(x, (Tensor, int, float, str)):
                 return f"it returned a {type(x).__name__}; asked for: {', '.join(self.outputs)}."
         if len(want) != len(got):
             return "the number of results differs."
-        shapes = [torch.as_tensor(x).shape for x in (*got, *want)]
+        shapes = [getattr(x, "shape", ()) for x in (*got, *want)]
         if shapes[: len(got)] == shapes[len(got) :]:
             got, want = self._alike(got), self._alike(want)
         for described, mine, right in zip(self.outputs, got, want, strict=True):
@@ -253,7 +253,7 @@ def _place(off: Tensor, axes: str) -> str:
 def _size(value: Any) -> str:
     if isinstance(value, Tensor):
         return str(list(value.shape)) if value.dim() else f"= {value.item():.4g}"
-    return f"= {value}" if isinstance(value, (int, float)) else f"({type(value).__name__})"
+    return f"= {value!r}" if isinstance(value, (int, float, str)) else f"({type(value).__name__})"
 
 
 def _said(value: Any) -> str:
