@@ -37,7 +37,7 @@ from k3viz.theme import MIXER_COLORS, format_bytes, format_count
 from minimodel.tasks import meeting
 
 CHIP = 141  # GB, chosen: what one accelerator of 2025 holds
-MODELS = {"k3_mha": "every head its own", "k3_gqa": "8 groups share", "k3_all_mla": "latent cards", "k3": "K3: 3 KDA, 1 MLA"}
+MODELS = {"k3_mha": "MHA: a copy a head", "k3_gqa": "GQA: {} copies", "k3_all_mla": "MLA: latent cards", "k3": "K3: KDA and MLA"}
 TOP, BOTTOM = 2.45, -1.2
 NAMES, AMOUNTS = -1.75, 3.7  # edges of the two columns of text
 
@@ -166,7 +166,7 @@ class MemoryBill(StageScene):
         lines = [TOP - 0.45 - 0.8 * i for i in range(len(curves))]
         ordered = [curves[name] for name in MODELS]
         title = Label(f"Tokens of one conversation that fill {chip}", size=SMALL).at(-SAFE[0], 3.3)
-        kinds = VGroup(*(Label(words, size=SMALL).at(-SAFE[0], y) for words, y in zip(MODELS.values(), lines, strict=True)))
+        kinds = VGroup(*(Label(MODELS[c.name].format(c.copies), size=SMALL).at(-SAFE[0], y) for c, y in zip(ordered, lines, strict=True)))
         unit = (SAFE[0] - 1.5 - start) / most
         bars = Bars(lines, left=start, unit=unit, colors=[MIXER_COLORS[c.mixer] for c in ordered], height=0.36)
         x, steps = start + story.context * unit, np.linspace(TOP, -1.15, 46)

@@ -73,9 +73,11 @@ def paragraph(words: str, *, x: float, y: float, width: float, size: float = BOD
     whole = re.sub(r"(?<=\d) (?=%|[kMGT]?B\b)", "\xa0", words)  # a number and its unit stay on one line
     lines = [Label(words, size=size, bold=bold)]
     columns = int(len(words) * width / lines[0].width) + 3  # a first guess from the mean width of a letter, then fewer until it fits
+    made: dict[str, Label] = {}  # a label costs tens of milliseconds, and most breaks come again with one column less
     while max(each.width for each in lines) > width:
-        lines = [Label(part.replace("\xa0", " "), size=size, bold=bold) for part in textwrap.wrap(whole, columns)]
-        columns -= 1
+        parts = [part.replace("\xa0", " ") for part in textwrap.wrap(whole, columns)]
+        made |= {part: Label(part, size=size, bold=bold) for part in parts if part not in made}
+        lines, columns = [made[part] for part in parts], columns - 1
     return VGroup(*(each.at(x, y - i * size / 50) for i, each in enumerate(lines)))
 
 
