@@ -1,8 +1,10 @@
-"""What K3 costs and where it lands: a session with and without a prefix cache.
+"""What K3 costs and where it lands: a session with and without a prefix cache, and the report's benchmark chart.
 
     manim -ql animations/serving.py PrefixCache
+    manim -ql animations/serving.py WhereK3Lands
 
-K3_TURNS sets how many requests the session has, 2 to 8 (default: 8). In Python: a subclass with ``story = serving_story(...)``.
+K3_TURNS sets how many requests the session has, 2 to 8 (default: 8). In Python: a subclass with ``story = serving_story(...)`` or
+``story = benchmarks_story()``.
 """
 
 from __future__ import annotations
@@ -13,15 +15,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # manim runs this file by its path, the packages lie one up
 
-from manim import FadeIn, Rectangle, Triangle, VGroup
+import numpy as np
+from manim import DashedLine, Dot, FadeIn, Line, Rectangle, Square, Triangle, VGroup
 
 from animations.charts import Bars
 from animations.stage import SAFE, SMALL, THEME, Change, Label, StageScene, legend
-from k3viz import serving_story
+from k3viz import benchmarks_story, serving_story
+from k3viz.evidence.story import BenchmarksStory
 from k3viz.serving.story import BLOCK, ServingStory, Turn, dollars
 from k3viz.theme import ROLES, format_bytes, format_count, format_digits, format_probability, plural
-from minimodel.facts import Serving
+from minimodel.facts import Serving, Standing
 
+K3 = "Kimi K3"
 MOST = 8  # turns that fit on the stage
 START, TOP, STEP = -5.0, 2.55, 0.41  # left edge of the prompts, the first turn's height, and from turn to turn
 BILLS = (-1.05, -1.5)
@@ -132,3 +137,76 @@ class PrefixCache(StageScene):
         saved = f"{format_probability(story.hit_rate())} of the input is resumed, {dollars(story.bill())} instead of {dollars(most)}"
         self.play(self.say(f"Only append: {saved}. One change at the start costs it all.", bold=True))
         self.wait(4.5)
+
+
+class WhereK3Lands(StageScene):
+    """The report's benchmark chart, row by row: where Kimi K3 is first, second or behind, in its authors' own numbers."""
+
+    story = None
+    HIGH, ROW = 2.95, 0.42  # the first row's height, from row to row
+    LOW, BEST, SCORE, LEADER = -1.2, 2.6, 2.95, 4.2  # ends of the scale; left edges of K3's score and of the leader's name
+
+    def construct(self) -> None:
+        story = self.story or benchmarks_story()
+        order = sorted(story.tables, key=lambda name: story.ranks[name])  # stable: the report's order where the rank is the same
+        ys = {name: self.HIGH - self.ROW * i for i, name in enumerate(order)}
+        shares = {name: {m: s / table.rows[0][1] for m, s in table.rows} for name, table in story.tables.items()}
+        self.lowest = min(min(row.values()) for row in shares.values())
+        n, others = len(order), len({m for row in shares.values() for m in row}) - 1
+
+        self.next_section("question")
+        self.ask("Smaller notes, sparse experts, four bits.", "And where does the model land?")
+
+        self.next_section("scale")
+        report, _, notes = story.source.partition("Report's note: ")
+        best = DashedLine([self.BEST, self.HIGH + 0.3, 0], [self.BEST, ys[order[-1]] - 0.2, 0], color=THEME.line, stroke_width=2)
+        lowest, full = (Label(words, size=SMALL, color=THEME.muted) for words in (f"{100 * self.lowest:.0f} %", "best = 100 %"))
+        heads = VGroup(self.mark(True).move_to([-SAFE[0] + 0.1, 3.42, 0]), Label(K3, size=SMALL, bold=True).at(-SAFE[0] + 0.35, 3.42),
+                       self.mark(False).move_to([-4.2, 3.42, 0]), Label(f"{others} others", size=SMALL).at(-4.0, 3.42),
+                       lowest.at(self.LOW - 0.1, 3.42), full.at(self.BEST - full.width + 0.1, 3.42),
+                       Label("K3", size=SMALL, bold=True).at(self.SCORE, 3.42),
+                       Label("led by", size=SMALL).at(self.LEADER, 3.42))  # fmt: skip
+        source = self.cite(f"Published: {report.split(';')[0]}")
+        self.play(FadeIn(heads, best, source), self.say(f"{n} benchmarks. Each row's scores are drawn as shares of its best score."))
+        self.wait(1.4)
+
+        for place, words in ((1, "First in {}."), (2, "Second in {}."), (3, "Third or lower in {}.")):
+            if group := [name for name in order if min(story.ranks[name], 3) == place]:
+                self.next_section(words.split(" in")[0])
+                self.play(*(FadeIn(self.row(name, shares[name], story, ys[name])) for name in group),
+                          self.say(words.format(f"{len(group)} of {n}")))  # fmt: skip
+                self.wait(2.6)
+
+        self.next_section("note")
+        self.play(self.say(f"The authors' own chart, at maximum effort. {notes}"))
+        self.wait(3.4)
+        self.next_section("others' tables")
+        ranks = ", ".join(f"{rank} of {of} in {board}" for board, _, rank, of in Standing.third_party.rows)
+        self.play(self.say(f"Ranks on boards of others (report, Table 5): {ranks}."))
+        self.wait(3.2)
+
+        self.next_section("answer")
+        first, top = (sum(rank <= k for rank in story.ranks.values()) for k in (1, 2))
+        self.play(self.say(f"In its own report Kimi K3 is first in {first} of {n} benchmarks, first or second in {top}.", bold=True))
+        self.wait(4.5)
+
+    def mark(self, own: bool) -> VGroup:
+        """A diamond for K3, a small disk for any other model."""
+        if own:
+            return Square(0.2, color=THEME.ink, stroke_width=1.5).set_fill(ROLES["published"], 1).rotate(np.pi / 4)
+        return Dot(radius=0.07, color=THEME.line)
+
+    def row(self, name: str, shares: dict[str, float], story: BenchmarksStory, y: float) -> VGroup:
+        """A benchmark: its name, a mark for every model, K3's score, and who leads it."""
+        table = story.tables[name]
+        own = dict(table.rows)[K3]
+        last = sorted(shares, key=lambda model: model == K3)  # K3's mark lies on top
+        marks = VGroup(*(self.mark(model == K3).move_to([self.x(shares[model]), y, 0]) for model in last))
+        leaders = ", ".join(model for model, score in table.rows if score == table.rows[0][1])
+        written = f"{own:,}" if table.unit == "Elo" else f"{own:.1f}"
+        return VGroup(Line([self.LOW, y, 0], [self.BEST, y, 0], color=THEME.grid, stroke_width=2), marks,
+                      Label(name, size=SMALL).at(-SAFE[0], y), Label(written, size=SMALL, bold=True).at(self.SCORE, y),
+                      Label(leaders, size=SMALL).at(self.LEADER, y))  # fmt: skip
+
+    def x(self, share: float) -> float:
+        return self.LOW + (share - self.lowest) / (1 - self.lowest) * (self.BEST - self.LOW)
