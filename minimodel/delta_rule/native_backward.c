@@ -33,31 +33,47 @@ INLINE float dot(int64_t n, const float *x, const float *y) {
     return total(sum);
 }
 
+#define PARTS 9 /* fetch a part of what comes next before each product: the next tile's dO, and inputs of the group after this one */
+#define FETCH(part) fetch_ahead(d, first, token, head, part)
+INLINE void fetch_ahead(const Gradients *d, int64_t first, int64_t token, int64_t head, int64_t part) {
+    int64_t next = token - C, group = token - GROUP * C;
+    if (next >= first)
+        for (int64_t i = C * part / PARTS; i < C * (part + 1) / PARTS; i++) fetch(d->dO, next + i, head, d->call.V);
+    if (group >= first) fetch_inputs(&d->call, group, token, head, part, PARTS);
+}
+
 /* Gradients of one dense tile. S is the state before it, E its errors and D [2C, V] first anything, then dO. dS turns from the gradient of
  * the state after the tile into that of S. */
-static void dense_tile(const Gradients *d, int64_t token, int64_t head, int64_t n, Tile t, const float *S, float *dS, const float *E, float *D,
-                       float *memory) {
+static void dense_tile(const Gradients *d, int64_t first, int64_t token, int64_t head, int64_t n, Tile t, const float *S, float *dS,
+                       const float *E, float *D, float *memory) {
     const Call *c = &d->call;
     int64_t K = c->K, V = c->V, K_row = WIDE(K), V_row = WIDE(V);
     float *dE = take(&memory, C * V_row), *E_across = take(&memory, V * C), *D_across = take(&memory, V * 2 * C);
     float *raw_across = take(&memory, K * 2 * C), *rows = take(&memory, 2 * C * K_row), *columns = take(&memory, C * K_row);
-    float *own_rows = take(&memory, 2 * C * K_row), *own_columns = take(&memory, C * K_row), *dAP = take(&memory, 2 * C * C), *SdS = take(&memory, K);
-    float *dY = D, *dO = D + C * V_row;
+    float *own_rows = take(&memory, 2 * C * K_row), *own_columns = take(&memory, C * K_row);
+    float *dAP = take(&memory, 2 * C * C), *SdS = take(&memory, K), *dY = D, *dO = D + C * V_row;
 
-    product(C, V, C, t.own, 1, C, dO, V_row, dE, V_row, NOTHING);
-    product(C, V, K, t.writes, K_row, 1, dS, V_row, dE, V_row, ITSELF);
-    product(C, V, C, t.M, 1, C, dE, V_row, dY, V_row, NOTHING);
+    FETCH(0);
+    product(C, V, C, t.own, 1, C, dO, V_row, dE, V_row, NULL, NULL);
+    FETCH(1);
+    product(C, V, K, t.writes, K_row, 1, dS, V_row, dE, V_row, dE, NULL);
+    FETCH(2);
+    product(C, V, C, t.M, 1, C, dE, V_row, dY, V_row, NULL, NULL);
 
     /* sums over value channels: the state gives one number at a time, so that it need not be transposed; the tokens are */
     transpose(C, V, E, V_row, E_across, C);
     transpose(2 * C, V, D, V_row, D_across, 2 * C);
-    product(2 * C, C, V, D, V_row, 1, E_across, C, dAP, C, NOTHING);
-    product(K, C, V, dS, V_row, 1, E_across, C, raw_across, C, NOTHING);
+    FETCH(3);
+    product(2 * C, C, V, D, V_row, 1, E_across, C, dAP, C, NULL, NULL);
+    FETCH(4);
+    product(K, C, V, dS, V_row, 1, E_across, C, raw_across, C, NULL, NULL);
     transpose(K, C, raw_across, C, columns, K_row); /* E dS'^T */
-    product(K, 2 * C, V, S, V_row, 1, D_across, 2 * C, raw_across, 2 * C, NOTHING);
+    FETCH(5);
+    product(K, 2 * C, V, S, V_row, 1, D_across, 2 * C, raw_across, 2 * C, NULL, NULL);
     transpose(K, 2 * C, raw_across, 2 * C, rows, K_row); /* dY S^T, then dO S^T */
     for (int64_t m = 0; m < K; m++) SdS[m] = t.keep[m] * dot(V, S + m * V_row, dS + m * V_row);
-    product(K, V, 2 * C, t.in, 1, K_row, D, V_row, dS, V_row, t.keep);
+    FETCH(6);
+    product(K, V, 2 * C, t.in, 1, K_row, D, V_row, dS, V_row, dS, t.keep);
 
     float dbeta[C] = {0};
     for (int i = 0; i < C; i++)
@@ -67,8 +83,10 @@ static void dense_tile(const Gradients *d, int64_t token, int64_t head, int64_t 
             *dA = j < i ? -t.beta[j] * *dA : 0;
             *dP = j <= i ? t.beta[j] * *dP : 0;
         }
-    product(2 * C, K, C, dAP, C, 1, t.columns, K_row, own_rows, K_row, NOTHING);
-    product(C, K, 2 * C, dAP, 1, C, t.rows, K_row, own_columns, K_row, NOTHING);
+    FETCH(7);
+    product(2 * C, K, C, dAP, C, 1, t.columns, K_row, own_rows, K_row, NULL, NULL);
+    FETCH(8);
+    product(C, K, 2 * C, dAP, 1, C, t.rows, K_row, own_columns, K_row, NULL, NULL);
 
     const float *q[C], *k[C];
     find(q, c->q, token, head, n), find(k, c->k, token, head, n);
@@ -156,20 +174,21 @@ static void steep_tile(const Gradients *d, int64_t token, int64_t head, int64_t 
     }
 }
 
-/* Make a tile again, and from the state S before it the errors E. Returns whether it is dense. If not, S turns into the state after it. */
-static int again(const Call *c, int64_t token, int64_t head, int64_t n, Tile t, float *S, float *E, float *Y) {
+/* Make a tile again, and from the state S before it the errors E. Returns whether it is dense. If not, `after` is the state after it. */
+static int again(const Call *c, int64_t token, int64_t head, int64_t n, Tile t, const float *S, float *after, float *E, float *Y) {
     int64_t V = c->V, V_row = WIDE(V);
     if (!decay(c, token, head, n, t)) {
         memset(E, 0, C * V_row * sizeof(float));
-        token_by_token(c, token, head, n, S, E, Y);
+        memcpy(after, S, c->K * V_row * sizeof(float));
+        token_by_token(c, token, head, n, after, E, Y);
         return 0;
     }
     const float *v[C];
     within(c->K, t);
     find(v, c->v, token, head, n);
     for (int i = 0; i < C; i++) memcpy(Y + i * V_row, v[i], V * sizeof(float));
-    product(C, V, c->K, t.in, WIDE(c->K), 1, S, V_row, Y, V_row, ITSELF);
-    product(C, V, C, t.M, C, 1, Y, V_row, E, V_row, NOTHING);
+    product(C, V, c->K, t.in, WIDE(c->K), 1, S, V_row, Y, V_row, Y, NULL);
+    product(C, V, C, t.M, C, 1, Y, V_row, E, V_row, NULL, NULL);
     return 1;
 }
 
@@ -188,20 +207,15 @@ void kda_backward_sequence(const Gradients *d, int64_t document, int64_t head, f
         copy_rows(K, V, c->kept + ((c->first_kept[document] + group) * c->heads + head) * K * V, V, S[0], V_row);
         for (int64_t j = 0; j < tiles; j++) {
             int64_t token = start + j * C, n = end - token < C ? end - token : C;
-            memcpy(S[j + 1], S[j], K * V_row * sizeof(float));
-            dense[j] = again(c, token, head, n, t[j], S[j + 1], E[j], D);
-            if (dense[j] && j + 1 < tiles) product(K, V, C, t[j].writes, 1, K_row, E[j], V_row, S[j + 1], V_row, t[j].keep);
+            dense[j] = again(c, token, head, n, t[j], S[j], S[j + 1], E[j], D);
+            if (dense[j] && j + 1 < tiles) product(K, V, C, t[j].writes, 1, K_row, E[j], V_row, S[j + 1], V_row, S[j], t[j].keep);
         }
         for (int64_t j = tiles - 1; j >= 0; j--) {
             int64_t token = start + j * C, n = end - token < C ? end - token : C;
             const float *dO[C];
             find(dO, d->dO, token, head, n);
-            for (int64_t i = 0; i < C; i++) {
-                if (token - C + i >= first) fetch(d->dO, token - C + i, head, V);
-                if (token - GROUP * C + i >= first) fetch_inputs(c, token - GROUP * C + i, end, head);
-            }
             for (int i = 0; i < C; i++) memcpy(D + (C + i) * V_row, dO[i], V * sizeof(float));
-            if (dense[j]) dense_tile(d, token, head, n, t[j], S[j], dS, E[j], D, memory);
+            if (dense[j]) dense_tile(d, first, token, head, n, t[j], S[j], dS, E[j], D, memory);
             else steep_tile(d, token, head, n, S[j], dS, E[j], D + C * V_row, memory);
         }
     }

@@ -9,7 +9,7 @@
 int64_t kda_forward_memory(int64_t K, int64_t V) { return K * WIDE(V) + TILE_SIZE(K) + 3 * C * WIDE(V); }
 
 void kda_forward_sequence(const Call *c, int64_t document, int64_t head, float *memory) {
-    int64_t K = c->K, V = c->V, K_row = WIDE(K), V_row = WIDE(V);
+    int64_t K = c->K, V = c->V, K_row = WIDE(K), V_row = WIDE(V), panels = (V + 2 * LANES - 1) / (2 * LANES);
     int64_t first = c->bounds[document], T = c->bounds[document + 1] - first, state = document * c->heads + head;
     float *S = take(&memory, K * V_row), *YO = take(&memory, 2 * C * V_row), *E = take(&memory, C * V_row);
     Tile t = new_tile(&memory, K);
@@ -26,12 +26,15 @@ void kda_forward_sequence(const Call *c, int64_t document, int64_t head, float *
             for (int i = 0; i < C; i++) memcpy(YO + i * V_row, v[i], V * sizeof(float));
             memset(O, 0, C * V_row * sizeof(float));
             for (int64_t at = 0; at < V; at += 2 * LANES) { /* a panel of S stays in the cache for all it takes part in */
-                int64_t width = V - at < 2 * LANES ? V - at : 2 * LANES;
-                for (int64_t i = at * C / V; i < (at + width) * C / V; i++) fetch_inputs(c, token + C + i, first + T, head);
-                product(2 * C, width, K, t.in, K_row, 1, S + at, V_row, YO + at, V_row, ITSELF);
-                product(C, width, C, t.M, C, 1, YO + at, V_row, E + at, V_row, NOTHING);
-                product(C, width, C, t.own, C, 1, E + at, V_row, O + at, V_row, ITSELF);
-                product(K, width, C, t.writes, 1, K_row, E + at, V_row, S + at, V_row, t.keep);
+                int64_t width = V - at < 2 * LANES ? V - at : 2 * LANES, next = token + C, part = 4 * (at / (2 * LANES)), parts = 4 * panels;
+                fetch_inputs(c, next, first + T, head, part, parts);
+                product(2 * C, width, K, t.in, K_row, 1, S + at, V_row, YO + at, V_row, YO + at, NULL);
+                fetch_inputs(c, next, first + T, head, part + 1, parts);
+                product(C, width, C, t.M, C, 1, YO + at, V_row, E + at, V_row, NULL, NULL);
+                fetch_inputs(c, next, first + T, head, part + 2, parts);
+                product(C, width, C, t.own, C, 1, E + at, V_row, O + at, V_row, O + at, NULL);
+                fetch_inputs(c, next, first + T, head, part + 3, parts);
+                product(K, width, C, t.writes, 1, K_row, E + at, V_row, S + at, V_row, S + at, t.keep);
             }
         } else
             token_by_token(c, token, head, n, S, E, O);

@@ -1,17 +1,17 @@
 #include "native_tile.h"
 
-const float ITSELF[1], ZEROS[256];
+const float ZEROS[256];
 
 INLINE void block(const int width, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_step, float *c,
-                  int64_t c_row, const float *start) {
+                  int64_t c_row, const float *from, const float *keep) {
     vec sum[ROWS][2];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
         for (int n = 0; n < width; n++) {
-            if (start == NOTHING) sum[r][n] = (vec){0};
-            else if (start == ITSELF) sum[r][n] = load(c + r * c_row + n * LANES);
-            else sum[r][n] = start[r] * load(c + r * c_row + n * LANES);
+            if (!from) sum[r][n] = (vec){0};
+            else if (!keep) sum[r][n] = load(from + r * c_row + n * LANES);
+            else sum[r][n] = keep[r] * load(from + r * c_row + n * LANES);
         }
     for (int64_t i = 0; i < depth; i++) {
         vec b0 = load(b + i * b_step), b1 = width > 1 ? load(b + i * b_step + LANES) : b0;
@@ -28,13 +28,14 @@ INLINE void block(const int width, int64_t depth, const float *a, int64_t a_row,
         for (int n = 0; n < width; n++) store(c + r * c_row + n * LANES, sum[r][n]);
 }
 
-void product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
-                    int64_t b_step, float *c, int64_t c_row, const float *start) {
+void product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_step,
+             float *c, int64_t c_row, const float *from, const float *keep) {
     for (int64_t n = 0; n < columns; n += 2 * LANES)
         for (int64_t r = 0; r < rows; r += ROWS) {
-            const float *from = start == NOTHING || start == ITSELF ? start : start + r;
-            if (n + LANES < columns) block(2, depth, a + r * a_row, a_row, a_step, b + n, b_step, c + r * c_row + n, c_row, from);
-            else block(1, depth, a + r * a_row, a_row, a_step, b + n, b_step, c + r * c_row + n, c_row, from);
+            const float *a_ = a + r * a_row, *from_ = from ? from + r * c_row + n : NULL, *keep_ = keep ? keep + r : NULL;
+            float *c_ = c + r * c_row + n;
+            if (n + LANES < columns) block(2, depth, a_, a_row, a_step, b + n, b_step, c_, c_row, from_, keep_);
+            else block(1, depth, a_, a_row, a_step, b + n, b_step, c_, c_row, from_, keep_);
         }
 }
 

@@ -43,7 +43,7 @@ int decay(const Call *c, int64_t token, int64_t head, int64_t n, Tile t) {
  */
 void within(int64_t K, Tile t) {
     transpose(C, K, t.columns, WIDE(K), t.across, C);
-    product(2 * C, C, K, t.rows, WIDE(K), 1, t.across, C, t.AP, C, NOTHING);
+    product(2 * C, C, K, t.rows, WIDE(K), 1, t.across, C, t.AP, C, NULL, NULL);
     for (int i = 0; i < C; i++)
         for (int j = 0; j < C; j++) {
             if (j >= i) t.AP[i * C + j] = 0;

@@ -34,14 +34,11 @@ typedef vec anywhere __attribute__((aligned(4), may_alias)); /* a vector at any 
 INLINE vec load(const float *x) { return *(const anywhere *)x; }
 INLINE void store(float *x, vec y) { *(anywhere *)x = y; }
 
-/* c = start + a b:  a [rows, depth] one number at a time, b [depth, columns] and c [rows, columns] a vector at a time. `rows` and `columns`
- * are multiples of 16. The steps say how far apart neighbours in memory are, so that a may be read transposed.
- * start: NOTHING 0, ITSELF c, or a factor for each row of c. */
-#define NOTHING ((const float *)0)
-extern const float ITSELF[1];
-
+/* c = keep from + a b:  a [rows, depth] one number at a time, b [depth, columns], c and from [rows, columns] a vector at a time. `rows` and
+ * `columns` are multiples of 16. The steps say how far apart neighbours in memory are, so that a may be read transposed. keep has a factor for
+ * each row; NULL is 1. from may be c itself; NULL is 0. */
 void product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_step,
-             float *c, int64_t c_row, const float *start);
+             float *c, int64_t c_row, const float *from, const float *keep);
 
 /* How far apart rows of n numbers lie in scratch memory. Rows 512 bytes apart would share an eighth of the cache. */
 #define WIDE(n) ((n) + 16)
@@ -113,9 +110,13 @@ INLINE void fetch(Rows x, int64_t token, int64_t head, int64_t channels) {
     for (int64_t at = 0; at < channels; at += 16) __builtin_prefetch(x.at + token * x.token + head * x.head + at);
 }
 
-/* A token's inputs, of which there are `end`. */
-INLINE void fetch_inputs(const Call *c, int64_t token, int64_t end, int64_t head) {
-    if (token < end) fetch(c->q, token, head, c->K), fetch(c->k, token, head, c->K), fetch(c->g, token, head, c->K), fetch(c->v, token, head, c->V);
+/* One of `parts` parts of the inputs of the tile that begins at `token`. Little at a time: the processor keeps some 50 requests and drops or
+ * waits for more. */
+INLINE void fetch_inputs(const Call *c, int64_t token, int64_t end, int64_t head, int64_t part, int64_t parts) {
+    for (int64_t i = token + C * part / parts; i < token + C * (part + 1) / parts && i < end; i++) {
+        fetch(c->q, i, head, c->K), fetch(c->k, i, head, c->K);
+        fetch(c->g, i, head, c->K), fetch(c->v, i, head, c->V);
+    }
 }
 
 int decay(const Call *c, int64_t token, int64_t head, int64_t n, Tile t);
