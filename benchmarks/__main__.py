@@ -14,6 +14,7 @@ import torch
 from benchmarks import gpu, peers, report, store
 from benchmarks.samples import ContestantFailed
 from benchmarks.sections import SECTIONS, Bench
+from minimodel.delta_rule import why_not_native
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKING = ROOT / "runs" / "bench"  # runs in progress, and quick ones; git ignores it
@@ -63,10 +64,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     missing = find_peers(kind, options.no_peers, say)
     bench = Bench(options.threads, options.quick, missing, say)
-    sources = [*(ROOT / "minimodel").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks").glob("*.txt")]
-    document = store.new(
-        kind, threads=options.threads, quick=options.quick, versions={"torch": torch.__version__}, sources=sources, missing=missing
-    )
+    sources = [*(ROOT / "minimodel").rglob("*.py"), *(ROOT / "minimodel").rglob("*.[ch]"), *(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks").glob("*.txt")]
+    why_not = why_not_native()
+    runs = {} if options.gpu else {'kda(backend="auto")': f'chunked, in torch, for "native" {why_not}' if why_not else "native, the C kernels"}
+    versions = {"torch": torch.__version__, **runs}
+    document = store.new(kind, threads=options.threads, quick=options.quick, versions=versions, sources=sources, missing=missing)
     name = "-".join([kind, *(["quick"] if options.quick else []), *sorted(options.only or [])])
     path = WORKING / f"{name}.json"
     if not options.fresh:

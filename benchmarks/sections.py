@@ -58,11 +58,11 @@ class Group:
         self.gemm_rates: list[float] = []
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
-    def start(self, names: dict[str, str], peers: Sequence[PeerName] = ()) -> None:
-        """Start our contestants (label -> name for worker.py) and the peers, all at once; then wait for each."""
+    def start(self, names: dict[str, str], peers: Sequence[PeerName] = (), environment: dict[str, str] | None = None) -> None:
+        """Start our contestants (label -> name for worker.py; ``environment`` is theirs) and the peers, all at once; then wait for each."""
         self.peers |= {peer.label for peer in peers}
         threads = {"threads": self.bench.threads}
-        started = {who: Process(name, **threads) for who, name in names.items()}
+        started = {who: Process(name, environment=environment, **threads) for who, name in names.items()}
         started |= {peer.label: Process(peer.name, python=PYTHON, **threads) for peer in peers}
         for process in started.values():
             self.stack.enter_context(process)
@@ -195,13 +195,14 @@ def forward_backward(bench: Bench) -> dict:
 
 
 def fresh_process(bench: Bench) -> dict:
-    """Ours alone: the first and the second call after the import, and the memory that one call adds."""
+    """Ours alone: the first and the second call after the import, and the memory that one call adds. The cache folder is empty, so that the
+    first call compiles the C kernels."""
     shape, rows = Shape(512 if bench.quick else 8192), []
     for call in ("forward", "forward_backward"):
         first, second, extra = [], [], []
         for _ in range(1 if bench.quick else 3):
             with group(bench) as g:
-                g.start({OURS: "ours"})
+                g.start({OURS: "ours"}, environment={"XDG_CACHE_HOME": str(g.folder)})
                 process = g.processes[OURS]
                 process.ask("prepare", **sizes(shape))
                 first.append(process.ask("time", call=call))
