@@ -14,6 +14,8 @@ from minimodel.delta_rule.triton_available import use_triton
 from minimodel.layers import RMSNorm, own_precision
 from minimodel.trace import Traced
 
+__all__ = ["DepthSources", "PseudoQuery", "attention_residual", "depth_weights", "two_phase_read"]
+
 
 def attention_residual(
     sources: Float[Tensor, "... N D"], query: Float[Tensor, "D"], gain: Float[Tensor, "D"], eps: float = 1e-5

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+__all__ = ["GatedMLP", "RMSNorm", "ShortConv", "l2norm", "rms_norm", "short_conv", "situ_glu"]
+
 NOTHING = nullcontext()  # made once: a decoding step counts microseconds
 
 

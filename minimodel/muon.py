@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+__all__ = ["PerHeadMuon", "clip_query_key", "newton_schulz", "parameter_groups"]
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at zero; singular values land in about 0.68 .. 1.14, not exactly at 1
 PER_HEAD = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj")  # rows are grouped by head; W_o and the gates are not listed
 METHODS = ("muon", "adamw")

@@ -15,6 +15,8 @@ from minimodel.latent_moe import RoutedExperts, run_experts
 from minimodel.mxfp4 import BLOCK, dequantize_mxfp4, quantize_mxfp4
 from minimodel.mxfp8 import fake_quantize_mxfp8
 
+__all__ = ["PackedExperts", "bits_per_weight", "quantize_model", "train_in_four_bits"]
+
 WEIGHTS = ("w1", "w3", "w2")
 
 

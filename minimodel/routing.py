@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from minimodel.trace import Traced
 
+__all__ = ["MarginHistogram", "Router", "balance_loss", "quantile_bias", "route", "sign_bias"]
+
 
 def route(
     scores: Float[Tensor, "S E"], bias: Float[Tensor, "E"], top_k: int, *, renormalize: bool = True
