@@ -16,15 +16,17 @@ _HOMES = {f"{subject}_{part}": f"k3viz.{subject}.{part}" for subject in _SUBJECT
 _HOMES |= {f"{name}_story": "k3viz.evidence.story" for name in ("evidence", "lineage", "benchmarks")}
 _HOMES |= {
     "evidence_figure": "k3viz.evidence.figure", "lineage_figure": "k3viz.evidence.lineage_figure",
-    "benchmarks_figure": "k3viz.evidence.benchmarks_figure",
+    "benchmarks_figure": "k3viz.evidence.benchmarks_figure", "experiment_figure": "k3viz.evidence.experiment_figure",
+    "experiment_story": "k3viz.evidence.experiment_story",
 }  # fmt: skip
 
 __all__ = [
     "balancing_figure", "balancing_panel", "balancing_story", "benchmarks_figure", "benchmarks_story", "chunks_figure",
     "chunks_panel", "chunks_story", "decay_figure", "decay_panel", "decay_story", "evidence_figure", "evidence_story",
-    "experts_figure", "experts_panel", "experts_story", "four_bit_figure", "four_bit_panel", "four_bit_story", "hybrid_figure",
-    "hybrid_panel", "hybrid_story", "lineage_figure", "lineage_story", "memory_figure", "memory_panel", "memory_story",
-    "mla_figure", "mla_panel", "mla_story", "muon_figure", "muon_panel", "muon_story", "residuals_figure", "residuals_panel",
+    "experiment_figure", "experiment_story", "experts_figure", "experts_panel", "experts_story", "four_bit_figure",
+    "four_bit_panel", "four_bit_story", "hybrid_figure", "hybrid_panel", "hybrid_story", "lineage_figure", "lineage_story",
+    "memory_figure", "memory_panel", "memory_story", "mla_figure", "mla_panel", "mla_story", "muon_figure", "muon_panel",
+    "muon_story", "residuals_figure", "residuals_panel",
     "residuals_story", "serving_figure", "serving_panel", "serving_story", "toolbox_figure", "toolbox_panel", "toolbox_story",
     "whiteboard_figure", "whiteboard_panel", "whiteboard_story",
 ]  # fmt: skip
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from k3viz.decay.panel import decay_panel
     from k3viz.decay.story import decay_story
     from k3viz.evidence.benchmarks_figure import benchmarks_figure
+    from k3viz.evidence.experiment_figure import experiment_figure
+    from k3viz.evidence.experiment_story import experiment_story
     from k3viz.evidence.figure import evidence_figure
     from k3viz.evidence.lineage_figure import lineage_figure
     from k3viz.evidence.story import benchmarks_story, evidence_story, lineage_story

@@ -12,7 +12,7 @@ from k3viz.theme import LIGHT, ROLES, SERIES, Theme, axis, layout, literal, wrap
 
 BAR, TALL, HEAD, FOOT, LINES, LINE = 24, 34, 44, 26, 190, 17  # px: bars, above and below a picture, a picture of curves, a line of text
 COLUMNS = ((0.0, 0.47), (0.53, 1.0))
-NAMES, NUMBERS = 0.42, 0.22  # share of a bar picture for the names at its left; share of its axis for the numbers at its right
+NAMES, NUMBERS = 0.42, 0.26  # share of a bar picture for the names at its left; share of its axis for the numbers at its right
 LABEL = 27  # letters of a bar's name in one line; longer ones take two, and taller bars
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
@@ -77,7 +77,8 @@ def _bars(picture: BarPicture, n: str, x: tuple, y: tuple, looks: dict, theme: T
         "type": "bar", "orientation": "h", "width": 0.62, "xaxis": f"x{n}", "yaxis": f"y{n}", "y": labels,
         "x": [bar.value for bar in bars], "marker": {"color": ROLES["measured"]}, "cliponaxis": False, "name": "measured",
         "customdata": [bar.spread for bar in bars], "hovertemplate": "%{y}: %{customdata}<extra>measured here</extra>",
-        "error_x": {"type": "data", "symmetric": False, "array": [bar.high - bar.value for bar in bars], "visible": True, "width": 3,
+        "error_x": {"type": "data", "symmetric": False, "width": 3,
+                    "visible": any(bar.low < bar.high for bar in bars), "array": [bar.high - bar.value for bar in bars],
                     "arrayminus": [bar.value - bar.low for bar in bars], "thickness": 1.5, "color": theme.ink},
     }  # fmt: skip
     # the numbers stand in one column, clear of bars and spreads

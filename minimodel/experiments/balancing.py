@@ -102,12 +102,11 @@ def finding(scores: dict[str, Scores]) -> Finding:
     spread = max(s["loss"] for s in scores.values()) - min(s["loss"] for s in scores.values())
     said = (
         f"Over all steps the fullest expert has {format_number(quantile['max over mean, all steps'])} times its share with the quantile "
-        "rule (histogram), "
-        f"{format_number(scores['exact']['max over mean, all steps'])} (exact), at best {format_number(even)} with the others, and "
-        f"{format_number(scores['none']['max over mean, all steps'])} with nothing. Dead experts at the end: "
+        f"rule (histogram), {format_number(scores['exact']['max over mean, all steps'])} (exact), at best {format_number(even)} with the "
+        f"others, and {format_number(scores['none']['max over mean, all steps'])} with nothing. Dead experts at the end: "
         f"{format_probability(quantile['dead experts, last tenth'])} against "
-        f"{format_probability(scores['none']['dead experts, last tenth'])} with nothing. "
-        f"Held-out losses lie within {format_number(spread)} of each other."
+        f"{format_probability(scores['none']['dead experts, last tenth'])} with nothing. Held-out losses lie within "
+        f"{format_number(spread)} of each other."
     )
     return Finding(quantile["max over mean, all steps"] < even and quantile["loss"] < best + 0.5 * spread + 1e-9, said)
 
@@ -122,10 +121,10 @@ EXPERIMENT = Experiment(
     question="What keeps experts evenly loaded without a cost to the loss?",
     claim="Quantile Balancing balances a trained router at once, without a rate to tune and without an auxiliary loss.",
     setup=(
-        f"Three layers of width 64 with every part of K3; {EXPERTS} experts of which a token visits two, in the last two layers. "
-        "Notes about one to four projects as one text, every next word to be predicted. "
-        "Loads are those of each training step (1,024 tokens, 128 an expert when even); balanced is called a step "
-        f"whose fullest expert has less than {EVEN} times its share. The report publishes no comparison in numbers."
+        f"Three layers of width 64 with every part of K3; {EXPERTS} experts of which a token visits two, in the last two layers. Notes "
+        "about one to four projects as one text, every next word to be predicted. Loads are those of each training step (1,024 tokens, "
+        f"128 an expert when even); balanced is called a step whose fullest expert has less than {EVEN} times its share. The report "
+        "publishes no comparison in numbers."
     ),
     arms={rule: Arm(label, BODY, build=partial(build, rule=rule)) for rule, label in RULES.items()},
     batch=batch, steps=200, lr=1.2e-2, measure=measure, evaluate=evaluate, evaluate_every=1, seeds=(0, 1, 2),

@@ -91,9 +91,7 @@ EXPERIMENT = Experiment(
     claim="128 decays keep the essential and drop filler where one decay loses one of the two.",
     setup=(
         "Two layers of width 64, two heads of 128 channels, the mixer in every layer, feed-forwards as wide as it takes for the same "
-        "number of "
-        f"parameters. {probes.TASK} The single dial is Gated "
-        "DeltaNet's, with its own (Mamba-2's) gate and start."
+        f"number of parameters. {probes.TASK} The single dial is Gated DeltaNet's, with its own (Mamba-2's) gate and start."
     ),
     arms={"kda": Arm("128 dials a head (KDA)", KDA), "gated_delta_net": Arm("one dial a head (Gated DeltaNet)", SINGLE)},
     batch=batch, steps=400, lr=1.2e-2, measure=measure,

@@ -45,9 +45,9 @@ def finding(scores: dict[str, Scores]) -> Finding:
     said = (
         f"In full precision the held-out loss is {format_digits(after['loss as trained'], digits=4)}; rounded afterwards "
         f"{format_digits(after['loss in four bits'], digits=4)}, trained in the grid "
-        f"{format_digits(inside['loss in four bits'], digits=4)}, both at "
-        f"{inside['bits a weight']:g} bits a weight. Blanks filled: {format_probability(after['recall in four bits'])} and "
-        f"{format_probability(inside['recall in four bits'])}, {format_probability(after['recall as trained'])} in full precision."
+        f"{format_digits(inside['loss in four bits'], digits=4)}, both at {inside['bits a weight']:g} bits a weight. Blanks filled: "
+        f"{format_probability(after['recall in four bits'])} and {format_probability(inside['recall in four bits'])}, "
+        f"{format_probability(after['recall as trained'])} in full precision."
     )
     return Finding(lost > 0 and inside["loss in four bits"] < after["loss in four bits"], said)
 
@@ -58,9 +58,8 @@ EXPERIMENT = Experiment(
     claim="Quantization-aware training loses less than rounding afterwards, at the same bits.",
     setup=(
         "Four layers of width 64 with every part of K3, eight experts of which a token visits two, and no shared experts, so that "
-        "everything the last "
-        f"three layers feed forward is in four bits. {probes.TASK} One arm trains in float32 and is rounded at "
-        "the end; the other rounds in every pass of the second half of its steps. K3 does so from fine-tuning onward and publishes no "
+        f"everything the last three layers feed forward is in four bits. {probes.TASK} One arm trains in float32 and is rounded at the "
+        "end; the other rounds in every pass of the second half of its steps. K3 does so from fine-tuning onward and publishes no "
         "comparison."
     ),
     arms={"after": Arm("rounded afterwards", BODY), "inside": Arm("trained in the grid", BODY, before_step=in_the_grid)},

@@ -73,16 +73,15 @@ EXPERIMENT = Experiment(
     question="Does it help to orthogonalize every head's update on its own?",
     claim="Per-head Muon equalizes the update of a strong head and the weak ones, and trains no worse than Muon.",
     setup=(
-        f"Four layers of width 64, three KDA to one Gated MLA, dense feed-forwards. {probes.TASK} The update "
-        f"sizes are those of one step of a fresh model whose first head's output counts {STRONG:g}-fold in every KDA layer. The report "
-        "claims better "
-        "balanced heads and stability at scale, and prints no losses."
+        f"Four layers of width 64, three KDA to one Gated MLA, dense feed-forwards. {probes.TASK} The update sizes are those of one step "
+        f"of a fresh model whose first head's output counts {STRONG:g}-fold in every KDA layer. The report claims better balanced heads "
+        "and stability at scale, and prints no losses."
     ),
     arms={
         f"{name}-{lr:g}": Arm(f"{label}, rate {lr:g}", BODY, optimizer=name, lr=lr)
         for lr in RATES for name, label in OPTIMIZERS.items()
     },
-    batch=batch, steps=250, lr=RATES[-1], measure=measure, lr_grid=f"every optimizer with each of {', '.join(f'{lr:g}' for lr in RATES)}",
+    batch=batch, steps=200, lr=RATES[-1], measure=measure, lr_grid=f"every optimizer with each of {', '.join(f'{lr:g}' for lr in RATES)}",
     shows=(
         Bars("training loss", "Training loss, mean of all steps", "less is learned sooner"),
         Bars("loss", "Held-out loss", "less is better"),

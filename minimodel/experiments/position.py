@@ -119,10 +119,9 @@ EXPERIMENT = Experiment(
     question="A model without positions: how does it know how long ago something was said?",
     claim="Position is readable from the decay.",
     setup=(
-        f"Two layers of width 64, four heads of 32 channels, no positions anywhere. {probes.TASK} Then "
-        f"one fact is put 2 to {FURTHEST} tokens before the end of chat, and a ridge regression reads the distance from the first "
-        "layer's state "
-        "(4,096 numbers). The notes it is fitted on and those it is scored on are different."
+        f"Two layers of width 64, four heads of 32 channels, no positions anywhere. {probes.TASK} Then one fact is put 2 to {FURTHEST} "
+        "tokens before the end of chat, and a ridge regression reads the distance from the first layer's state (4,096 numbers). The notes "
+        "it is fitted on and those it is scored on are different."
     ),
     arms={
         mixer: Arm(label, as_wide_as(plain(mixer, layers=2), Arm("", plain("kda", layers=2)).parameters))

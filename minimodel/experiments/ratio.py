@@ -46,11 +46,11 @@ EXPERIMENT = Experiment(
     question="How many KDA layers can share one layer of full attention?",
     claim="Three KDA layers to one MLA layer is the best mix.",
     setup=(
-        f"{LAYERS} layers of width 64, dense feed-forwards as wide as it takes for about the same number of parameters. "
-        f"{probes.TASK} The paper's models have 16 layers; its 15:1 needs as many, so it is left out."
+        f"{LAYERS} layers of width 64, dense feed-forwards as wide as it takes for about the same number of parameters. {probes.TASK} The "
+        "paper's models have 16 layers; its 15:1 needs as many, so it is left out."
     ),
     arms={mix: Arm(mix, as_wide_as(config, SIZE)) for mix, config in MIXES.items()},
-    batch=batch, steps=250, lr=1.2e-2, measure=measure,
+    batch=batch, steps=200, lr=1.2e-2, measure=measure,
     shows=(
         Bars("training loss", "Training loss, mean of all steps", "less is learned sooner"),
         Bars("loss", "Held-out loss by KDA:MLA", "less is better"),

@@ -120,10 +120,9 @@ def _how(experiment: Experiment, results: Results) -> str:
     return (
         f"Run: {len(units)} {plural('run', len(units))} of {' or '.join(f'{n:,}' for n in sorted(steps))} steps ({trained} tokens), "
         f"{' to '.join(f'{n:,}' for n in sorted({min(sizes), max(sizes)}))} parameters, {', '.join(optimizers)} at {rates} "
-        f"({experiment.lr_grid}); "
-        f"{minutes:.0f} processor minutes in all on {' and '.join(told['processor'])}, {' or '.join(told['threads'])} "
-        f"{plural('thread', int(told['threads'][-1]))}; {'; '.join(told['versions'])}. Again: `python -m minimodel.experiments run "
-        f"{experiment.name}`."
+        f"({experiment.lr_grid}); {minutes:.0f} processor minutes in all on {' and '.join(told['processor'])}, "
+        f"{' or '.join(told['threads'])} {plural('thread', int(told['threads'][-1]))}; {'; '.join(told['versions'])}. Again: `python -m "
+        f"minimodel.experiments run {experiment.name}`."
     )
 
 

@@ -69,10 +69,9 @@ def finding(scores: dict[str, Scores]) -> Finding:
     plain = scores["plain"]
     said = (
         f"Held-out loss {format_number(scores['block_1']['loss'])} with blocks of one layer, {format_number(scores['block_2']['loss'])} "
-        "with blocks of two, "
-        f"{format_number(plain['loss'])} with plain residuals. The largest sublayer output is "
-        f"{format_number(scores[best]['largest output over smallest'])} "
-        f"times the smallest, against {format_number(plain['largest output over smallest'])} with plain residuals."
+        f"with blocks of two, {format_number(plain['loss'])} with plain residuals. The largest sublayer output is "
+        f"{format_number(scores[best]['largest output over smallest'])} times the smallest, against "
+        f"{format_number(plain['largest output over smallest'])} with plain residuals."
     )
     return Finding(max(scores["block_1"]["loss"], scores["block_2"]["loss"]) < plain["loss"], said)
 
@@ -85,16 +84,15 @@ EXPERIMENT = Experiment(
     claim="Attention Residuals lower the loss against plain residuals, and keep the outputs of deep layers from growing.",
     setup=(
         f"{LAYERS} layers of width 64, three KDA to one Gated MLA, dense feed-forwards. Blocks of one or two layers; a block of one "
-        "sublayer (full "
-        f"Attention Residuals) is not a setting of the released format. {probes.TASK} The paper's "
-        "smallest model has 194M parameters."
+        f"sublayer (full Attention Residuals) is not a setting of the released format. {probes.TASK} The paper's smallest model has 194M "
+        "parameters."
     ),
     arms={
         "plain": Arm("plain residuals", PLAIN),
         "block_1": Arm("Attention Residuals, blocks of 1 layer", PLAIN.replace(attn_res_block_size=1)),
         "block_2": Arm("Attention Residuals, blocks of 2 layers", PLAIN.replace(attn_res_block_size=2)),
     },
-    batch=batch, steps=250, lr=1.2e-2, measure=measure,
+    batch=batch, steps=200, lr=1.2e-2, measure=measure,
     shows=(
         Bars("training loss", "Training loss, mean of all steps", "less is learned sooner"),
         Bars("loss", "Held-out loss", "less is better"),

@@ -137,7 +137,8 @@ def _rounded(x):
         return {name: _rounded(value) for name, value in x.items()}
     if isinstance(x, (list, tuple)):
         return [_rounded(value) for value in x]
-    return float(f"{x:.6g}") if isinstance(x, float) and math.isfinite(x) else x
+    rough = isinstance(x, float) and math.isfinite(x) and not x.is_integer()  # counts and bytes stay exact
+    return float(f"{x:.6g}") if rough else x
 
 
 def _write(path: Path, text: str) -> None:

@@ -56,10 +56,9 @@ def finding(scores: dict[str, Scores]) -> Finding:
     said = (
         f"In the window model a word changes nothing beyond {window['reach of the first layer']:.0f} tokens in the first layer and beyond "
         f"{window['reach of the stack']:.0f} in the stack. Facts older than {REACH} tokens are answered right in {far['sliding_window']} "
-        "of the cases "
-        f"with the window, {far['kda']} with KDA, {far['mla']} with MLA. After four updates an old day comes back in "
-        f"{old['linear_attention']} "
-        f"of the answers where memory only adds, in {old['kda']} with KDA, {old['delta_net']} with DeltaNet."
+        f"of the cases with the window, {far['kda']} with KDA, {far['mla']} with MLA. After four updates an old day comes back in "
+        f"{old['linear_attention']} of the answers where memory only adds, in {old['kda']} with KDA and {old['delta_net']} with DeltaNet; "
+        f"also in {old['mla']} with MLA, which here has neither positions nor KDA layers to tell it what came last."
     )
     return Finding(forgets and erases, said)
 
@@ -70,10 +69,9 @@ EXPERIMENT = Experiment(
     claim="A sliding window loses what lies beyond layers x (w - 1) tokens and the others keep it; a memory that only adds confuses "
     "Tuesday and Thursday where the delta rule does not.",
     setup=(
-        f"{LAYERS} layers of width 64, four heads of 32 channels, one kind of attention in all of them, feed-forwards as wide as it "
-        "takes for about the "
-        f"same number of parameters; no positions. {probes.TASK} "
-        "By distance: one fact, then other facts and chat, then the question."
+        f"{LAYERS} layers of width 64, four heads of 32 channels, one kind of attention in all of them, feed-forwards as wide as it takes "
+        f"for about the same number of parameters; no positions. {probes.TASK} By distance: one fact, then other facts and chat, then the "
+        "question."
     ),
     arms={
         mixer: Arm(label, as_wide_as(plain(mixer, layers=LAYERS, sliding_window=WINDOW, num_key_value_groups=1), Arm("", KDA).parameters))
