@@ -1,9 +1,12 @@
 """What the README and the docs promise: links lead somewhere, the example runs, the tables name what there is."""
+import dataclasses
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from minimodel.config import K3Config, LinearAttnConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -46,3 +49,12 @@ def test_the_equation_table_names_what_there_is():
     for file, name, test_file, test in rows:
         assert re.search(rf"^\s*(def|class) {name}\b", (ROOT / "minimodel" / file).read_text(), flags=re.M), f"{file}:{name}"
         assert re.search(rf"^\s*def {test}\b", (ROOT / "tests/minimodel" / test_file).read_text(), flags=re.M), f"{test_file}:{test}"
+
+
+def test_the_glossary_names_real_config_keys():
+    rows = re.findall(r"^\|(?!-|\s*term)(.*)\|$", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), flags=re.M)
+    assert len(rows) >= 40 and {len(re.split(r"(?<!\\)\|", row)) for row in rows} == {5}
+    keys = {key for row in rows for key in re.findall(r"`([\w.]+)`", row.split("|")[3])}
+    known = {field.name for field in dataclasses.fields(K3Config)}
+    known |= {f"linear_attn_config.{field.name}" for field in dataclasses.fields(LinearAttnConfig)}
+    assert len(keys) > 15 and keys <= known, keys - known

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +20,6 @@ from k3viz import whiteboard_story
 from k3viz.theme import format_number
 from tests.animations.watch import overlaps, watch
 
-ROOT = Path(__file__).resolve().parents[2]
 STORIES = {
     "default": {},
     "weak": {"alpha": 0.8, "beta": 0.6},
@@ -121,22 +117,3 @@ def test_a_story_that_does_not_fit_says_so(facts, tmp_path):
     told = whiteboard_story(facts=facts, update=facts[-1])
     with pytest.raises(ValueError, match="facts"):
         watch(type("Told", (KDAWhiteboard,), {"story": told}), tmp_path, frame_rate=1)
-
-
-@pytest.mark.slow
-def test_manim_writes_the_film(tmp_path):
-    """The command of the README, as a user runs it; then the film's length, size and pictures."""
-    import av
-
-    options = ["-ql", "--progress_bar", "none", "--media_dir", str(tmp_path)]
-    command = [sys.executable, "-m", "manim", *options, "animations/whiteboard.py", "KDAWhiteboard"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    film = tmp_path / "videos" / "whiteboard" / "480p15" / "KDAWhiteboard.mp4"
-    assert 100_000 < film.stat().st_size < 10_000_000
-    with av.open(str(film)) as opened:
-        assert 15 <= opened.duration / av.time_base <= 45
-        pictures = [frame.to_ndarray(format="gray") for i, frame in enumerate(opened.decode(video=0)) if i % 60 == 0]
-    assert {picture.shape for picture in pictures} == {(480, 854)}
-    assert all((picture < 245).mean() > 0.005 for picture in pictures)  # none is blank
-    assert sum(abs(a.astype(int) - b).mean() > 0.2 for a, b in zip(pictures, pictures[1:], strict=False)) > len(pictures) / 2
