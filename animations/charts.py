@@ -1,16 +1,56 @@
-"""Charts on the stage: texts that change in place, bars with numbers, edges as thick as their weights, a grid of experts."""
+"""Charts on the stage: parts that come and go cheaply, texts that change in place, bars, edges as thick as weights, a grid of experts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from manim import RESAMPLING_ALGORITHMS, Group, ImageMobject, Line, ManimColor, Rectangle, RoundedRectangle, SurroundingRectangle, VGroup
+from manim import (
+    RESAMPLING_ALGORITHMS,
+    Group,
+    ImageMobject,
+    Line,
+    ManimColor,
+    Mobject,
+    Rectangle,
+    RoundedRectangle,
+    SurroundingRectangle,
+    VGroup,
+    VMobject,
+)
 
 from animations.stage import SMALL, THEME, Change, Label, coming, leaving, mix
 from k3viz.theme import text_on
 
 Point = tuple[float, float]
+
+
+def appear(*mobjects: Mobject, run_time: float = 1.0) -> Change:
+    """Fade in like manim's ``FadeIn``, which copies every glyph several times: here only opacities change."""
+    return Change(Group(*mobjects), _opacities(mobjects), run_time=run_time)
+
+
+def vanish(*mobjects: Mobject, run_time: float = 1.0) -> Change:
+    """Fade out and leave the stage."""
+    update = _opacities(mobjects)
+    change = Change(Group(*mobjects), lambda alpha: update(1 - alpha), run_time=run_time)
+    change.remover = True
+    return change
+
+
+def _opacities(mobjects: Sequence[Mobject]) -> Callable[[float], None]:
+    """The update function that shows the mobjects with this share of the opacity that they have now."""
+    family = [m for mobject in mobjects for m in mobject.get_family()]
+    shapes = [(m, m.get_fill_opacity(), m.get_stroke_opacity()) for m in family if isinstance(m, VMobject) and m.has_points()]
+    images = [m for m in family if isinstance(m, ImageMobject)]
+
+    def update(alpha: float) -> None:
+        for m, fill, stroke in shapes:
+            m.set_fill(opacity=alpha * fill, family=False).set_stroke(opacity=alpha * stroke, family=False)
+        for image in images:
+            image.set_opacity(alpha)
+
+    return update
 
 
 class Texts(VGroup):

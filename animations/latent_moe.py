@@ -18,9 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # manim runs this file by its path, the packages lie one up
 
 import numpy as np
-from manim import Arrow, FadeIn, FadeOut, Line, SurroundingRectangle, Transform, VGroup
+from manim import Arrow, Line, SurroundingRectangle, Transform, VGroup
 
-from animations.charts import Box, Edges, ExpertGrid, Texts
+from animations.charts import Box, Edges, ExpertGrid, Texts, appear, vanish
 from animations.stage import SAFE, THEME, Formula, StageScene, TokenRow
 from k3viz.experts.journey_story import TEXT, JourneyStory, journey_story
 from k3viz.theme import ROLES, format_count, format_number, plural
@@ -61,12 +61,12 @@ class StableLatentMoE(StageScene):
         self.next_section("router")
         source = self.cite("Counts: K3's config. Router and experts here: seeded, untrained, narrow")
         names = Texts([(GRID[0], GRID[1] - GRID[3] - 0.28)])
-        self.play(self.read(f"{sentence}.", {word: "query"}), FadeIn(x, grid, source), names.show([f"{count} experts"]),
+        self.play(self.read(f"{sentence}.", {word: "query"}), appear(x, grid, source), names.show([f"{count} experts"]),
                   self.say(f"A word arrives in this layer as {wide} numbers."))  # fmt: skip
         self.wait(0.8)
         to_router = arrow((X, MAIN - 0.5), (X, -0.45))
         levels = story.scores[last] / story.scores[last].max()
-        self.play(FadeIn(router, to_router), grid.shade(0.45 * levels, ROLES["memory"]),
+        self.play(appear(router, to_router), grid.shade(0.45 * levels, ROLES["memory"]),
                   self.say(f"A router, here untrained, scores every expert for {word!r}: darker is higher."))  # fmt: skip
         self.wait(1.6)
 
@@ -82,32 +82,32 @@ class StableLatentMoE(StageScene):
         self.next_section("latent")
         formula = Formula(TERMS, ROLE, {}, x=-SAFE[0], y=FORMULA)
         down = arrow(x.right, latent.left), arrow(latent.right, (GRID[0] - 0.05, MAIN))
-        self.play(FadeIn(latent, *down, formula), FadeOut(edges),
+        self.play(appear(latent, *down, formula), vanish(edges),
                   self.say(f"They read a latent of the word: {narrow} numbers instead of {wide}."))  # fmt: skip
         self.play(formula.light("down", "experts"))
         self.wait(1.6)
         out = arrow((GRID[0] + GRID[2] + 0.05, MAIN), norm.left), arrow(norm.right, y.left)
-        self.play(FadeIn(norm, y, *out), formula.light("norm", "up"), self.say(
+        self.play(appear(norm, y, *out), formula.light("norm", "up"), self.say(
             f"Their weighted sum is normed, here from size {format_number(story.summed[last])} to {format_number(story.normed[last])}, "
             f"and taken back to {wide} numbers."))  # fmt: skip
         self.wait(2.6)
 
         self.next_section("shared")
         by = VGroup(elbow((X, MAIN + 0.5), shared.left), elbow((Y, MAIN + 0.5), shared.right))
-        self.play(FadeIn(shared, by), formula.light("shared"),
+        self.play(appear(shared, by), formula.light("shared"),
                   self.say(f"{shared_words} read the full word, whatever the router says."))  # fmt: skip
         self.wait(2)
 
         if others:
             self.next_section("other words")
             frame = SurroundingRectangle(self.sentence[last], buff=0.04, corner_radius=0.1, color=ROLES["key"], stroke_width=5)
-            self.play(formula.light(), FadeIn(frame), self.say("Every other word wakes experts of its own."), run_time=0.8)
+            self.play(formula.light(), appear(frame), self.say("Every other word wakes experts of its own."), run_time=0.8)
             for t in range(len(others)):
                 now = SurroundingRectangle(self.sentence[t], buff=0.04, corner_radius=0.1, color=ROLES["key"], stroke_width=5)
                 self.play(Transform(frame, now), grid.shade(self.lit(story, t), ROLES["memory"]), run_time=0.9)
             awake = story.awake(len(story.tokens))
             together = np.isin(np.arange(story.experts), story.indices).astype(float)
-            self.play(FadeOut(frame), self.read(f"{sentence}.", dict.fromkeys(story.tokens, "query")),
+            self.play(vanish(frame), self.read(f"{sentence}.", dict.fromkeys(story.tokens, "query")),
                       grid.shade(together, ROLES["memory"]), names.show([f"{awake} of {count} experts"]),
                       self.say(f"All {len(story.tokens)} words together: {awake} experts."))  # fmt: skip
             self.wait(1.8)

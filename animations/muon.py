@@ -18,9 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # manim runs this file by its path, the packages lie one up
 
 import numpy as np
-from manim import FadeIn, FadeOut, Group, VGroup
+from manim import Group, VGroup
 
-from animations.charts import Bars
+from animations.charts import Bars, appear, vanish
 from animations.grids import Grid
 from animations.stage import SAFE, SMALL, Change, Label, StageScene
 from k3viz import muon_story
@@ -81,7 +81,7 @@ class PerHeadMuon(StageScene):
         names = VGroup(*(Label(f"head {h + 1}", size=SMALL).at(-SAFE[0], y) for h, y in enumerate(ys)))
         gradient, sizes = matrix(0, story.gradient_matrix, loudest), bars(0, REACH / story.gradient.max())
         source = self.cite(self.source(story))
-        self.play(FadeIn(names, gradient, title(0, "Gradient"), source),
+        self.play(appear(names, gradient, title(0, "Gradient"), source),
                   self.say(f"The gradient of one projection: {heads} heads, one above the other."))  # fmt: skip
         self.play(sizes.show(story.gradient, [format_digits(x) for x in story.gradient]), self.say(
             f"Bars: each head's size (root mean square). Head 1 is {times} times as strong as the others."))  # fmt: skip
@@ -90,7 +90,7 @@ class PerHeadMuon(StageScene):
         self.next_section("one matrix")
         shared, moves = matrix(1, story.whole_matrix, update), bars(1, unit)
         own, n = int((story.owned > 0.5).sum()), len(story.owned)
-        self.play(FadeIn(shared, title(1, "As one matrix")), self.say(
+        self.play(appear(shared, title(1, "As one matrix")), self.say(
             f"Muon makes all {n} directions of this matrix about equal. But head 1 dominates {own} of them."))  # fmt: skip
         self.play(moves.show(whole, [format_digits(x) for x in whole]))
         self.wait(1.4)
@@ -100,10 +100,10 @@ class PerHeadMuon(StageScene):
         self.next_section("cut")
         cut, after = matrix(2, story.gradient_matrix, loudest), matrix(2, story.head_matrix, update)
         own_moves = bars(2, unit)
-        self.play(FadeIn(cut, title(2, "Head by head")), self.say(f"K3 cuts the same gradient into its {heads} heads first."))
+        self.play(appear(cut, title(2, "Head by head")), self.say(f"K3 cuts the same gradient into its {heads} heads first."))
         self.play(self.apart(cut, heads))
         self.apart(after, heads).now()
-        self.play(FadeOut(cut), FadeIn(after), own_moves.show(each, [format_digits(x) for x in each]),
+        self.play(vanish(cut), appear(after), own_moves.show(each, [format_digits(x) for x in each]),
                   self.say("Then each block is made orthogonal on its own: every head gets its own pace."))  # fmt: skip
         self.wait(2.4)
 

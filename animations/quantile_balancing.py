@@ -18,9 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # manim runs this file by its path, the packages lie one up
 
 import numpy as np
-from manim import DashedLine, FadeIn, VGroup
+from manim import DashedLine, VGroup
 
-from animations.charts import Bars, Texts
+from animations.charts import Bars, Texts, appear
 from animations.stage import SAFE, SMALL, THEME, Change, Label, StageScene
 from k3viz import balancing_story
 from k3viz.balancing.story import LENGTHS, BalancingStory, format_amount
@@ -69,7 +69,7 @@ class QuantileBalancing(StageScene):
 
         self.next_section("scores")
         source = self.cite(self.source(story))
-        self.play(FadeIn(names, source), *(c.show(story.scores[:, e], [format_amount(s) for s in story.scores[:, e]])
+        self.play(appear(names, source), *(c.show(story.scores[:, e], [format_amount(s) for s in story.scores[:, e]])
                   for e, c in enumerate(columns)), self.say("Each token (row) has a score for each expert (column)."))  # fmt: skip
         self.wait(1.6)
 
@@ -83,7 +83,7 @@ class QuantileBalancing(StageScene):
         lines = VGroup(*(DashedLine([x, TOP + 0.25, 0], [x, ys[-1] - 0.25, 0], color=ROLES["erase"], stroke_width=5) for x in lefts))
         ends = [x + unit * cut for x, cut in zip(lefts, story.cutoffs, strict=True)]
         above = (story.scores > story.cutoffs).sum(0)
-        self.play(FadeIn(lines), self.say("Now every expert gets a cut-off (dashed), from its own column alone."))
+        self.play(appear(lines), self.say("Now every expert gets a cut-off (dashed), from its own column alone."))
         self.play(self.slide(lines, lefts, ends))
         self.play(cuts.show([f"cut-off {format_amount(cut)}" for cut in story.cutoffs]), self.say(
             f"Each stops where exactly the expert's share lies above it: {listed(above)} scores."))  # fmt: skip

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # manim runs this 
 import numpy as np
 from manim import DashedLine, Dot, FadeIn, Line, Rectangle, Square, Triangle, VGroup
 
-from animations.charts import Bars
+from animations.charts import Bars, appear
 from animations.stage import SAFE, SMALL, THEME, Change, Label, StageScene, legend
 from k3viz import benchmarks_story, serving_story
 from k3viz.evidence.story import BenchmarksStory
@@ -167,13 +167,13 @@ class WhereK3Lands(StageScene):
                        Label("K3", size=SMALL, bold=True).at(self.SCORE, 3.42),
                        Label("led by", size=SMALL).at(self.LEADER, 3.42))  # fmt: skip
         source = self.cite(f"Published: {report.split(';')[0]}")
-        self.play(FadeIn(heads, best, source), self.say(f"{n} benchmarks. Each row's scores are drawn as shares of its best score."))
+        self.play(appear(heads, best, source), self.say(f"{n} benchmarks. Each row's scores are drawn as shares of its best score."))
         self.wait(1.4)
 
         for place, words in ((1, "First in {}."), (2, "Second in {}."), (3, "Third or lower in {}.")):
             if group := [name for name in order if min(story.ranks[name], 3) == place]:
                 self.next_section(words.split(" in")[0])
-                self.play(*(FadeIn(self.row(name, shares[name], story, ys[name])) for name in group),
+                self.play(*(appear(self.row(name, shares[name], story, ys[name])) for name in group),
                           self.say(words.format(f"{len(group)} of {n}")))  # fmt: skip
                 self.wait(2.6)
 
