@@ -27,6 +27,7 @@
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
 typedef vec anywhere __attribute__((aligned(4), may_alias)); /* a vector at any address */
 
 #define INLINE static inline __attribute__((always_inline))
@@ -66,7 +67,7 @@ INLINE vec exp2_(vec x) {
     p = 0.5f + y * p;
     p = 1.0f + y * p;
     p = 1.0f + y * p;
-    return (vec)(((ivec)p + ((ivec)shifted << 23)) & (x >= -126.0f));
+    return (vec)(((uvec)p + ((uvec)shifted << 23)) & (uvec)(x >= -126.0f));
 }
 
 /* What one tile's products are made of. G is the running sum of g, measured from the tile's middle. */

@@ -56,7 +56,7 @@ def test_lengths(T):
 @pytest.mark.parametrize("K, V", [(16, 16), (16, 32), (48, 16), (32, 80), (80, 112), (128, 128), (256, 240)])
 def test_sizes(K, V):
     """Key and value channels that are one vector, several, and not a multiple of the widest product's columns."""
-    follows_the_recurrence(case(T=35, K=K, V=V), 2e-6)
+    follows_the_recurrence(case(T=35, K=K, V=V), 4e-6)
 
 
 def test_scale():
