@@ -16,6 +16,7 @@ test:            ## everything: unit tests, notebooks, scenes, browser
 notebooks:       ## run all notebooks again and store their outputs
 	@$(PYTHON) .ci/setup.py test
 	@$(VENV_PYTHON) .ci/notebooks.py
+	@$(VENV_PYTHON) .ci/exercises.py
 
 scenes:          ## render all animations in low quality into media/
 	@$(PYTHON) .ci/setup.py test

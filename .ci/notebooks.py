@@ -40,7 +40,7 @@ def still(figure):
 def clean(notebook):
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
-        cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags"}
+        cell.metadata = {key: value for key, value in cell.metadata.items() if key in ("tags", "nbgrader")}
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             data.pop(VIEW, None)
@@ -62,8 +62,9 @@ def text(notebook):
     return written + "\n"
 
 
-def execute(path):
-    notebook = nbformat.read(path, as_version=4)
+def execute(path, notebook=None):
+    """Run what is stored at ``path``, or another notebook in its place, and store it there."""
+    notebook = notebook or nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=600, kernel_name="python3", record_timing=False, coalesce_streams=True,
                             resources={"metadata": {"path": path.parent}})
     client.execute()
@@ -75,7 +76,7 @@ def execute(path):
 
 
 def main(names):
-    paths = [Path(name).resolve() for name in names] or sorted(FOLDER.glob("**/*.ipynb"))
+    paths = [Path(name).resolve() for name in names] or sorted(FOLDER.glob("*.ipynb"))  # exercises.py makes the others
     for number, path in enumerate(paths, 1):
         start = time.time()
         print(f"[{number}/{len(paths)}] {path.name} ...", end=" ", flush=True)

@@ -13,7 +13,7 @@ import setup
 PARALLEL = ["-n", "2", "--dist", "loadscope"]
 PARTS = {
     "unit tests": ["tests", "--ignore=tests/animations", "--ignore=tests/browser", *PARALLEL],
-    "notebooks": ["notebooks", "--nbval", *PARALLEL],
+    "notebooks": ["notebooks", "--nbval", *PARALLEL],  # the exercises' solutions too; a conftest leaves the starters out
     "scenes": ["tests/animations", *PARALLEL],
     "browser": ["tests/browser", "-rP"],  # its measured times are printed
 }

@@ -12,12 +12,14 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("**/*.ipynb"))
+STARTERS = sorted((FOLDER / "exercises").glob("*.ipynb"))  # exercises to be filled in: stored as they are, not run
 LARGEST = 500_000
 VIEW = "application/vnd.jupyter.widget-view+json"
 FIGURE = "application/vnd.plotly.v1+json"
 PICTURES = ("image/png", "image/svg+xml", FIGURE)
 # Libraries that a learner meets; what else a notebook needs, minimodel and k3viz give it
 LIBRARIES = {"minimodel", "k3viz", "torch", "numpy"} | set(sys.stdlib_module_names)
+MODULES = {"minimodel": {"checks"}}  # public, but not imported with the package
 ABSOLUTE_PATH = re.compile(r"(?<![\w./:-])/(?:home|Users|root|tmp|work|opt|mnt|srv|usr|var|builds|content)/[\w.]|\b[A-Z]:\\\\?[A-Za-z]")
 TIMESTAMP = re.compile(r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d|\b\d\d:\d\d:\d\d\b")
 
@@ -66,7 +68,8 @@ def execution_problems(notebook):
 def public_names(module):
     """What `from module import name` may name; None stands for `import module` itself, which only the two packages allow."""
     listed = getattr(importlib.import_module(module), "__all__", ())
-    return {*listed, None} if "." not in module else set(listed)
+    listed = {*listed, *MODULES.get(module, ())}
+    return listed | {None} if "." not in module else listed
 
 
 def import_problems(notebook):
@@ -106,6 +109,13 @@ def problems(notebook):
     return [problem for check in checks for problem in check(notebook)]
 
 
+def starter_problems(notebook):
+    if any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells):
+        yield "a starter has been run"
+    for check in (stored_state_problems, import_problems, description_problems):
+        yield from check(notebook)
+
+
 def test_the_first_notebook_is_there():
     assert FOLDER / "00_start_here.ipynb" in NOTEBOOKS
 
@@ -113,7 +123,8 @@ def test_the_first_notebook_is_there():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_stored_notebook(path):
     assert path.stat().st_size <= LARGEST
-    assert problems(nbformat.read(path, as_version=4)) == []
+    found = starter_problems if path in STARTERS else problems
+    assert list(found(nbformat.read(path, as_version=4))) == []
 
 
 # ---- the checks themselves: each must notice its own kind of fault
@@ -123,6 +134,10 @@ def good_notebook():
     code = [nbformat.v4.new_code_cell("import torch\nfrom minimodel import kda", execution_count=1),
             nbformat.v4.new_code_cell("kda", execution_count=2, outputs=[figure])]
     return nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("![A curve](curve.png)"), *code])
+
+
+def test_a_starter_that_has_been_run_is_noticed():
+    assert list(starter_problems(good_notebook())) == ["a starter has been run"]
 
 
 def spoil(change):
