@@ -137,7 +137,7 @@ class HybridStack(StageScene):
 
         self.next_section("answer")
         share = format_probability(of["mla"] / len(layers))
-        self.play(self.say(f"{of['mla']} of {len(layers)} layers keep every word, {of['kda']} keep a fixed state: the cards grow at "
+        self.play(self.say(f"{of['mla']} of {len(layers)} layers keep every word, {of['kda']} keep a fixed state: memory grows at "
                            f"{share} of the speed.", bold=True))  # fmt: skip
         self.wait(4.5)
 
@@ -289,7 +289,10 @@ class InferencePath(StageScene):
             f"each of {channels} channels keeps between {low} and {high}",
             f"the heads write with strength {' and '.join(format_number(b) for b in layer.beta)}",
         ]
-        return Group(*maps, kept), lines, "KDA: fade the state, correct it, read it. The past is in the state."
+        words = "KDA: fade the state, correct it, read it. The past is in the state."
+        if layer.experts:
+            words = f"Again, with states of its own. Then a router picks {len(layer.experts)} of {layer.experts_of} experts."
+        return Group(*maps, kept), lines, words
 
     def mla(self, story: ReadingStory, layer: LayerReading) -> tuple[Group, list[str], str]:
         heads, T = layer.attention.shape
