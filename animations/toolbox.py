@@ -124,11 +124,13 @@ class ForgetSlidingWindow(ToldNotes, StageScene):
             if j == len(story.notes) - 1:
                 self.next_section("update")
                 self.play(self.say("The update arrives. To make room, the oldest note slides out."))
-            cards[j].move_to([SAFE[0] - 1.22, 0.2, 0])
+            cards[j].move_to([SAFE[0] - 1.22, -0.55, 0])
             self.play(FadeIn(cards[j]), run_time=0.5)
             first = j + 1 - held[j]
-            places = (left + 2.45 * (i - first + 0.5) if i >= first else left - 1.75 for i in range(j + 1))
-            moves = [card.animate.move_to([x, 2.3, 0]) for card, x in zip(cards, places, strict=False)]
+            moves = []
+            for i, (a, b) in enumerate(story.notes[: j + 1]):
+                move = cards[i].animate.move_to([left + 2.45 * (i - first + 0.5) if i >= first else left - 1.75, 2.3, 0])
+                moves.append(move if i >= first or a <= near.fact < b else move.set_opacity(0))  # of what is out, the lost fact stays
             kept = story.again(read=end)
             self.play(*moves, *(m.show(kept.of(t).bytes) for t, m in meters.items()), run_time=1.2)
         self.play(FadeIn(Label("out", size=SMALL).at(left - 1.95, 3.4)), run_time=0.4)
@@ -275,11 +277,10 @@ class ShareGQA(ToldNotes, StageScene):
         self.play(FadeIn(HeadRows(strip, story.heads, top=1.3)))
         self.wait(2.4)
         most = [(h + 1, row, int(row.argmax())) for h, row in enumerate(story.heads)]
-        sharp = [f"head {h} reads {story.tokens[i]} ({format_probability(row[i])})" for h, row, i in most if row[i] > 0.5]
+        best = {i: (h, row[i]) for h, row, i in sorted(most, key=lambda head: head[1][head[2]]) if row[i] > 0.5}
+        sharp = [f"head {h} reads {story.tokens[i]} ({format_probability(p)})" for i, (h, p) in sorted(best.items(), reverse=True)[:2]]
         if sharp:
-            rest = heads - len(sharp)
-            others = f"; the other {rest} {'spreads' if rest == 1 else 'spread'} over several words" if rest else ""
-            self.play(self.say(f"Different questions to one copy: {', '.join(sharp)}{others}."))
+            self.play(self.say(f"Different questions to the same copy: {', '.join(sharp)}."))
             self.wait(2.6)
 
         self.next_section("answer")
@@ -335,7 +336,7 @@ class Toolbox(ToldNotes, StageScene):
         word = end.tokens[oldest.fact]
         left = {t: "in the state" if t == "kda" else f"{n} numbers" if (n := end.of(t).numbers[oldest.fact]) else "slid out" for t in rows}
         entries = VGroup(*(Label(left[t], size=SMALL).at(3.55, row.y) for t, row in rows.items()))
-        self.play(swap(titles, VGroup(Label(f"{word}, in a layer", size=SMALL).at(3.55, 2.5))), swap(answers, entries),
+        self.play(swap(titles, VGroup(Label(f"of {word}", size=SMALL).at(3.55, 2.5))), swap(answers, entries),
                   self.say(f"What differs is what a layer still holds of the oldest note, {word}."))  # fmt: skip
         self.wait(3)
         adds = {t: format_bytes(end.of(t).per_token) for t in rows}

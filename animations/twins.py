@@ -22,6 +22,7 @@ from k3viz import memory_story
 from k3viz.memory.story import MemoryStory
 from k3viz.theme import MIXER_COLORS, format_bytes, format_count, format_probability
 from minimodel.facts import KimiLinear
+from minimodel.tasks import meeting
 
 TWIN, HYBRID = "kimi_linear_mla", "kimi_linear"
 CONTEXT, FIRST = 1_048_576, 4096  # tokens: where the conversation ends, and what the first scale holds
@@ -91,7 +92,7 @@ class SameConversationTwice(StageScene):
         stops += [(middle, middle), (story.context, story.context)]
 
         self.next_section("question")
-        self.ask("The same conversation, two models that differ in their attention only.", "Whose memory climbs?")
+        self.ask(meeting.ARTICLE[0], "The same conversation, read by two models: whose memory climbs?")
 
         self.next_section("start")
         words = {
@@ -115,7 +116,7 @@ class SameConversationTwice(StageScene):
         said = {
             even: f"At {format_count(even)} tokens both keep the same. Before, the whiteboards cost more; from here on they win.",
             FIRST: f"The whiteboards have not moved: {format_bytes(hybrid.fixed)}, whatever was said.",
-            middle: f"At {format_count(middle)} tokens, seen from further away, the notebooks are all that counts.",
+            middle: f"Zoomed out to {format_count(middle)} tokens: beside the notebooks, the whiteboards are a thin line.",
         }
         for tokens, scale in stops:
             self.next_section(f"{tokens} tokens")
