@@ -18,9 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # manim runs this file by its path, the packages lie one up
 
 import numpy as np
-from manim import Arrow, FadeIn, FadeOut, Line, Rectangle, VGroup
+from manim import Arrow, Line, Rectangle, VGroup
 
-from animations.charts import Box, Edges, Texts
+from animations.charts import Box, Edges, Texts, appear, vanish
 from animations.stage import SAFE, SMALL, THEME, Formula, Label, StageScene, swap
 from k3viz import residuals_story
 from k3viz.residuals.story import TEXT, ResidualsStory
@@ -76,11 +76,11 @@ class AttentionResiduals(StageScene):
         plain = Edges([(LEFT + 2.8, y) for y in ys], [(PILE - 0.55, y) for y in joints], color=ROLES["additive"], thickest=0.05)
         pour = Arrow([PILE + 0.5, middle, 0], [RIGHT - 1.6, middle, 0], buff=0.1, color=THEME.line, stroke_width=6)
         title = VGroup(Label("Plain sum: one pile", size=SMALL).at(PILE - 1.2, TOP + 0.52))
-        self.play(opening, FadeIn(*sources, source), self.say(f"At the word {word!r}: what the layers below have put out so far."))
+        self.play(opening, appear(*sources, source), self.say(f"At the word {word!r}: what the layers below have put out so far."))
         self.wait(1.2)
         smallest = int(story.plain_row.argmin())
         name, least = story.row_names[smallest], format_probability(story.plain_row[smallest])
-        self.play(FadeIn(pile, pour, target, title), plain.show([1] * n), self.say(
+        self.play(appear(pile, pour, target, title), plain.show([1] * n), self.say(
             f"A plain sum adds everything with weight 1. Of this pile, {the(name)} is {least}, and no layer can ask for more."),
             numbers.show([format_probability(x) for x in story.plain_row]))  # fmt: skip
         self.wait(3.2)
@@ -88,8 +88,9 @@ class AttentionResiduals(StageScene):
         self.next_section("query")
         formula = Formula(READ, {"query": "query", "key": "key", "value": "value"}, {"query": "query", "key": "key", "value": "value"},
                           x=-SAFE[0], y=FORMULA)  # fmt: skip
-        self.play(FadeOut(pile, pour, plain), numbers.show([""] * n), swap(title, Label("Weights", size=SMALL).at(LEFT + 1.65, TOP + 0.52)),
-                  FadeIn(formula), self.say("Attention Residuals: each reader has a query of its own. It scores all earlier outputs."))  # fmt: skip
+        self.play(vanish(pile, pour, plain), numbers.show([""] * n), swap(title, Label("Weights", size=SMALL).at(LEFT + 1.65, TOP + 0.52)),
+                  appear(formula),
+                  self.say("Attention Residuals: each reader has a query of its own. It scores all earlier outputs."))  # fmt: skip
         self.play(formula.light("query", "key"))
         self.wait(1.6)
         edges = Edges([(LEFT + 2.8, y) for y in ys], [(RIGHT - 1.6, middle + 0.2 * (i - (n - 1) / 2)) for i in range(n)],

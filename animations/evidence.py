@@ -16,9 +16,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # manim runs this file by its path, the packages lie one up
 
 import numpy as np
-from manim import Arrow, FadeIn, FadeOut, Square, VGroup
+from manim import Arrow, Square, VGroup
 
-from animations.charts import Bars
+from animations.charts import Bars, appear, vanish
 from animations.stage import SAFE, SMALL, THEME, Label, StageScene, paragraph, swap
 from k3viz import lineage_story
 from k3viz.evidence.published_story import HYBRID, TWIN, Size, sizes_story, twins_story
@@ -42,7 +42,7 @@ class TwinResults(StageScene):
                  "What does it cost to keep fewer notes?")  # fmt: skip
 
         self.next_section("contests")
-        self.play(FadeIn(self.cite(f"Published, not measured here: {story.contests[0].source.split(', abstract')[0]}")))
+        self.play(appear(self.cite(f"Published, not measured here: {story.contests[0].source.split(', abstract')[0]}")))
         for contest, top in zip(story.contests, tops, strict=True):
             heading = VGroup(Label(contest.claim, size=SMALL, bold=True).at(-SAFE[0], top - 0.2),
                              Label(contest.unit, size=SMALL, color=THEME.muted).at(-SAFE[0], top - 0.62),
@@ -50,7 +50,7 @@ class TwinResults(StageScene):
             bars = Bars([top - 0.2, top - 0.62], left=BARS, unit=LONGEST / max(contest.values),
                         colors=[MIXER_COLORS["mla"], MIXER_COLORS["kda"]], height=0.3)  # fmt: skip
             self.next_section(contest.claim)
-            self.play(FadeIn(heading), bars.show(contest.values, contest.texts), self.say(contest.said))
+            self.play(appear(heading), bars.show(contest.values, contest.texts), self.say(contest.said))
             self.wait(2.3)
 
         self.next_section("answer")
@@ -76,14 +76,14 @@ class ProveItSmall(StageScene):
         self.ask("A new kind of memory, and a model with trillions of parameters to build.", "Where do you try it first?")
 
         self.next_section(first.name)
-        self.play(FadeIn(self.cite("Areas to scale. K3 report (arXiv 2607.24653), Kimi Linear (arXiv 2510.26692)")),
-                  FadeIn(self.model(first, lefts[0])),
+        self.play(appear(self.cite("Areas to scale. K3 report (arXiv 2607.24653), Kimi Linear (arXiv 2510.26692)")),
+                  appear(self.model(first, lefts[0])),
                   self.say(f"{first.name}: {short(first.total)} parameters (pale), {short(first.active)} active for a word (dark). "
                            "Full attention in every layer."))  # fmt: skip
         self.wait(3)
 
         self.next_section(testbed.name)
-        self.play(FadeIn(self.model(testbed, lefts[story.testbed])), self.say(
+        self.play(appear(self.model(testbed, lefts[story.testbed])), self.say(
             f"{testbed.name}, {self.months(first, testbed)} months on: {small}. Small enough to train twice, with the new layers and "
             "without."))  # fmt: skip
         self.wait(3.4)
@@ -93,7 +93,7 @@ class ProveItSmall(StageScene):
         arrow = Arrow([start, y, 0], [lefts[-1] - 0.2, y, 0], buff=0, color=THEME.ink, stroke_width=6, tip_length=0.25)
         times = Label(f"{story.times} times", bold=True)
         times.at(arrow.get_x() - times.width / 2, y - 0.4)
-        self.play(FadeIn(arrow, times, self.model(last, lefts[-1])), self.say(
+        self.play(appear(arrow, times, self.model(last, lefts[-1])), self.say(
             f"The testbed was faster, and no worse on average. {self.months(testbed, last)} months later the same design, "
             f"{story.times} times the size."))  # fmt: skip
         self.wait(3)
@@ -128,7 +128,7 @@ class Lineage(StageScene):
     """Almost nothing in K3 is a first draft: every part, what it grew from, and where it was published."""
 
     story = None
-    PAGE, TOP, TALL, LINE = 4, 2.75, 1.5, 0.36  # rows on a page; first line, height of a row, of a line
+    PAGE, TOP, TALL, LINE = 4, 2.85, 1.5, 0.35  # rows on a page; first line, height of a row, of a line
     RIGHT, MIDDLE, WIDE = -0.5, (-1.15, -0.65), (5.25, 7.0)  # left edge of the parts; the arrows; widths of both columns
 
     def construct(self) -> None:
@@ -142,30 +142,34 @@ class Lineage(StageScene):
         heads = VGroup(Label("grew from", size=SMALL, color=THEME.muted).at(-SAFE[0], self.TOP + 0.55),
                        Label("building block, and its source", size=SMALL, color=THEME.muted).at(self.RIGHT, self.TOP + 0.55))  # fmt: skip
         count = VGroup()
-        self.play(FadeIn(heads, self.cite("Published facts; the source of each stands under it")))
+        self.play(appear(heads, self.cite("Published facts; the source of each stands under it")))
         for i, page in enumerate(pages):
             self.next_section(page[0][0])
             drawn = VGroup(*(self.row(row, self.TOP - self.TALL * j) for j, row in enumerate(page)))
             done = Label(f"{i * self.PAGE + len(page)} of {len(rows)}", size=SMALL, color=THEME.muted)
-            self.play(FadeIn(drawn), swap(count, VGroup(done.at(SAFE[0] - done.width, self.TOP + 0.55))), run_time=0.8)
+            self.play(appear(drawn), swap(count, VGroup(done.at(SAFE[0] - done.width, self.TOP + 0.55))), run_time=0.8)
             self.wait(4.4)
-            self.play(FadeOut(drawn), run_time=0.5)
+            self.play(vanish(drawn), run_time=0.5)
 
         self.next_section("answer")
         orphans = sum(not row[2] for row in rows)
         said = "Not one" if orphans == 0 else f"Only {orphans}"
         deep = -(-len(rows) // 2)
-        names = VGroup(*(Label(row[0], size=SMALL).at((-SAFE[0], 0.3)[i // deep], 3.3 - 5.2 * (i % deep) / (deep - 1))
+        names = VGroup(*(Label(row[0], size=SMALL).at((-SAFE[0], 0.3)[i // deep], 3.35 - 5.0 * (i % deep) / (deep - 1))
                          for i, row in enumerate(rows)))  # fmt: skip
-        self.play(FadeOut(heads, count), run_time=0.4)
-        self.play(FadeIn(names), self.say(
+        self.play(vanish(heads, count), run_time=0.4)
+        self.play(appear(names), self.say(
             f"{said} of the {len(rows)} is new from nothing: each refines something that had been proven before.", bold=True))  # fmt: skip
         self.wait(4)
 
     def row(self, row: tuple, y: float) -> VGroup:
         """What it grew from, an arrow, the component, what it does and its source."""
         name, does, ancestors, source = row
-        old = self.lines(ancestors, -SAFE[0], y, self.WIDE[0])
+        old = VGroup()
+        for each in ancestors.split("; "):
+            old.add(*self.lines(each, -SAFE[0], y - self.LINE * len(old), self.WIDE[0]))
+        if len(old) * self.LINE > self.TALL:
+            old = self.lines(ancestors, -SAFE[0], y, self.WIDE[0])
         new = self.lines(name, self.RIGHT, y, self.WIDE[1], bold=True)
         below = y - self.LINE * len(new)
         does = self.lines(does, self.RIGHT, below, self.WIDE[1])
@@ -175,7 +179,7 @@ class Lineage(StageScene):
 
     def lines(self, words: str, x: float, y: float, width: float, *, bold: bool = False) -> VGroup:
         """Small text in lines that stand close."""
-        text = paragraph(words, x=x, y=y, width=width, size=SMALL, bold=bold)
+        text = paragraph(words.replace("arXiv ", "arXiv\xa0"), x=x, y=y, width=width, size=SMALL, bold=bold)
         return VGroup(*(line.at(x, y - i * self.LINE) for i, line in enumerate(text)))
 
 

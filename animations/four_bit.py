@@ -18,9 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # manim runs this file by its path, the packages lie one up
 
 import numpy as np
-from manim import Circle, DashedLine, Dot, FadeIn, Line, Square, VGroup, VMobject, linear
+from manim import Circle, DashedLine, Dot, Line, Square, VGroup, VMobject, linear
 
-from animations.charts import Texts
+from animations.charts import Texts, appear
 from animations.stage import SMALL, THEME, Change, Label, StageScene
 from k3viz import four_bit_story
 from k3viz.four_bit.story import FourBitStory
@@ -65,7 +65,7 @@ class FourBitWeights(StageScene):
         dots = VGroup(*(Dot([self.xs(w), y, 0], radius=SPOT, color=ROLES["memory"])
                         for w, y in zip(story.weights, self.ys, strict=True)))  # fmt: skip
         source = self.cite("A trained small K3's expert; MXFP4, K3 report 4.1.4. Inputs chosen, seeded")
-        self.play(FadeIn(rings, source),
+        self.play(appear(rings, source),
                   self.say(f"{n} weights of a trained expert, one in each row. Left is negative, right is positive."))  # fmt: skip
         self.wait(1.8)
 
@@ -73,7 +73,7 @@ class FourBitWeights(StageScene):
         lines, names = self.grid(story)
         scale = "2" + str(story.exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
         places = len(story.grid)
-        self.play(FadeIn(lines, names), self.say(
+        self.play(appear(lines, names), self.say(
             f"Four bits leave {places} places, times a scale that all {n} share, here {scale}: {size} instead of {full}."))  # fmt: skip
         self.wait(2.6)
 
@@ -87,7 +87,7 @@ class FourBitWeights(StageScene):
         top = max(float(story.losses.max()), 1e-9) * 1.08
         axes, level = self.axes(story.losses[0] / top)
         after = f"rounded: {format_probability(story.losses[0])}"
-        self.play(FadeIn(axes, level, samples[0]), keys.show([after, ""]), self.say(
+        self.play(appear(axes, level, samples[0]), keys.show([after, ""]), self.say(
             f"What the {n} weights compute together is then off by {format_probability(story.losses[0])} of its mean square."))  # fmt: skip
         self.wait(2.4)
 
@@ -99,12 +99,12 @@ class FourBitWeights(StageScene):
             self.play(self.train(dots, curve, story, top))
         kept = format_probability(story.losses[best])
         moved = np.flatnonzero(story.trained[best] != story.rounded)
-        self.play(self.move(dots, story.trained[-1], story.trained[best]), FadeIn(samples[1]), keys.show([after, f"trained: {kept}"]))
+        self.play(self.move(dots, story.trained[-1], story.trained[best]), appear(samples[1]), keys.show([after, f"trained: {kept}"]))
         weights = f"{len(moved)} {plural('weight', len(moved))}"
         self.play(self.say(f"The best step: {weights} left the nearest place (diamonds), and errors cancel."))
         diamond = Square(0.18, color=THEME.ink, stroke_width=1.5).set_fill(ROLES["key"], 1).rotate(np.pi / 4)
         marks = VGroup(*(diamond.copy().move_to(dots[i]) for i in moved))
-        self.play(FadeIn(marks))
+        self.play(appear(marks))
         self.wait(2.4)
 
         self.next_section("answer")
