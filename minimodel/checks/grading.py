@@ -175,7 +175,8 @@ class Step:
         given, fresh = self.inputs(0, seed), self.inputs(0, seed)
         self._run(mine, *given.values())
         for name, value in fresh.items():
-            if isinstance(value, Tensor) and not torch.equal(given[name].detach(), value.detach()):
+            pairs = [(given[name][key], x) for key, x in value.items()] if isinstance(value, dict) else [(given[name], value)]
+            if any(isinstance(x, Tensor) and not torch.equal(mine.detach(), x.detach()) for mine, x in pairs):
                 return name
         return None
 
@@ -262,7 +263,7 @@ def _said(value: Any) -> str:
 
 def _told(error: Exception) -> str:
     """The error, and the learner's line that raised it."""
-    lines = str(error).strip().splitlines() or [""]
+    said = textwrap.shorten(str(error), 300, placeholder=" ...")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
     at = f", in {frames[-1].name} at `{frames[-1].line}`" if frames and frames[-1].line else ""
-    return f"{type(error).__name__}: {lines[0]}{at}."
+    return f"{type(error).__name__}: {said.rstrip('. ')}{at}."

@@ -99,9 +99,50 @@ def verdict(mine):
     (lambda x, n: (2 * x if x.shape[1] == 3 else x, n), "On input 2 of 5 (x [2, 4], n = 5): "),
     (lambda x, n: (x.mul_(2), n), "writes over its input x."),
     (squared, "The likely slip: it is squared."),
+    (lambda x, n: [2 * x.numpy(), n], "it returned a ndarray; asked for: y [B T], count."),
+    (lambda x, n: ((2 * x).to(torch.complex128), n), "y is complex128, it should be float64."),
+    (lambda: None, "your function stopped with TypeError: "),
 ])
 def test_a_verdict_says_what_is_wrong(mine, said):
     assert said in verdict(mine)
+
+
+def test_no_slip_is_named_where_none_is_known():
+    assert "likely slip" not in verdict(lambda x, n: (2 * x + 1, n))
+    assert "likely slip" not in verdict(lambda x, n: (x @ x, n))
+
+
+def test_a_slip_on_some_inputs_only_is_not_named():
+    assert "likely slip" not in verdict(lambda x, n: squared(x, n) if x.shape[1] == 3 else (2 * x, n))
+
+
+def test_equally_right_orders_pass_and_odd_results_are_explained(capsys):
+    def flipped(scores, bias, top_k):
+        weights, indices = checks.route.reference(scores, bias, top_k)
+        return weights.flip(-1), indices.flip(-1)
+
+    checks.route(flipped)
+    with pytest.raises(NotYet, match="indices is int32, it should be int64"):
+        checks.route(lambda *inputs: (flipped(*inputs)[0], flipped(*inputs)[1].int()))
+
+
+def test_weights_in_a_dict_may_not_be_written_over():
+    def mine(x, p, config):
+        y = checks.kda_layer.reference(x, p, config)
+        p["A_log"].zero_()
+        return y
+
+    with pytest.raises(NotYet, match="writes over its input p"):
+        checks.kda_layer(mine)
+
+
+def test_weights_that_do_not_fit_are_named():
+    class Empty(torch.nn.Module):
+        def __init__(self, config):
+            super().__init__()
+
+    with pytest.raises(NotYet, match="own_model: .*stopped with RuntimeError: .*Unexpected key.*model.embed_tokens.weight"):
+        checks.own_model(Empty)
 
 
 def test_a_function_that_is_not_written_yet():
