@@ -79,8 +79,9 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     try:
         flags, features = _processor(compiler)
-        made_of = "\0".join([*compiler, *FLAGS, *flags, features, *((FOLDER / name).read_text(encoding="utf-8") for name in HEADERS + FILES)])
-        return _load(f"kda-{hashlib.sha256(made_of.encode()).hexdigest()[:24]}.so", [*compiler, *FLAGS, *flags]), None
+        command, sources = [*compiler, *FLAGS, *flags], [(FOLDER / name).read_text(encoding="utf-8") for name in HEADERS + FILES]
+        made_of = hashlib.sha256("\0".join([*command, features, *sources]).encode()).hexdigest()
+        return _load(f"kda-{made_of[:24]}.so", command), None
     except FileNotFoundError:
         return None, f"needs a C compiler, and there is no {compiler[0]} (the environment variable CC names another)"
     except subprocess.CalledProcessError as error:

@@ -1,6 +1,7 @@
 /* The backward pass of KDA for one head of one document, from its last tile to its first.
  *
- * The forward pass kept one state every GROUP tiles. The states between are made again, group by group, and all else of a tile, too. With Y = V - (exp(G) K) S, primes for what comes after the tile, and d for gradients:
+ * The forward pass kept one state every GROUP tiles. The states between are made again, group by group, and all else of a tile, too. With
+ * Y = V - (exp(G) K) S, primes for what comes after the tile, and d for gradients:
  *
  *     dE = (P diag(beta))^T dO + W dS'        W = diag(beta) (exp(G_C - G) K), what is written        dV = dY = M^T dE
  *     dS = Diag(exp(G_C)) dS' + (exp(G) Q)^T dO - (exp(G) K)^T dY
@@ -93,7 +94,8 @@ static void dense_tile(const Gradients *d, int64_t first, int64_t token, int64_t
     vec dbeta_[C] = {0};
     for (int64_t at = 0; at < K; at += LANES) {
         vec into = load(t.into + at), out_of = load(t.out_of + at), dG = load(SdS + at);
-        for (int j = 0; j < C; j++) dG += load(t.writes + j * K_row + at) * load(columns + j * K_row + at); /* S' is what S left and what was written */
+        for (int j = 0; j < C; j++) /* S' is what S left and what was written */
+            dG += load(t.writes + j * K_row + at) * load(columns + j * K_row + at);
         for (int64_t i = C - 1; i >= 0; i--) {
             int64_t here = i * K_row + at, queries = here + C * K_row;
             vec fade = load(t.fade + here), q_ = load(q[i] + at) * c->scale, k_ = load(k[i] + at), raw = out_of * load(columns + here);
@@ -141,7 +143,8 @@ static void steep_tile(const Gradients *d, int64_t token, int64_t head, int64_t 
     for (int64_t i = n - 1; i >= 0; i--) {
         int64_t now = token + i;
         const float *q = c->q.at + now * c->q.token + head * c->q.head, *k = c->k.at + now * c->k.token + head * c->k.head;
-        const float *g = c->g.at + now * c->g.token + head * c->g.head, *e = E + i * V_row, *dO_ = dO + i * V_row, *F = faded + i * K * V_row;
+        const float *g = c->g.at + now * c->g.token + head * c->g.head;
+        const float *e = E + i * V_row, *dO_ = dO + i * V_row, *F = faded + i * K * V_row;
         float beta = c->beta.at[now * c->beta.token + head * c->beta.head];
         float *dq = d->dq.at + now * d->dq.token + head * d->dq.head, *dk = d->dk.at + now * d->dk.token + head * d->dk.head;
         float *dg = d->dg.at + now * d->dg.token + head * d->dg.head;
@@ -174,9 +177,10 @@ static void steep_tile(const Gradients *d, int64_t token, int64_t head, int64_t 
     }
 }
 
-/* Make a tile again, and from the state S before it the errors E. Returns whether it is dense. If not, `after` is the state after it. */
-static int again(const Call *c, int64_t token, int64_t head, int64_t n, Tile t, const float *S, float *after, float *E, float *Y) {
-    int64_t V = c->V, V_row = WIDE(V);
+/* Make a tile again, and from the state S before it the errors E. The group ends at token `end`. Returns whether the tile is dense. If not,
+ * `after` is the state after it. */
+static int again(const Call *c, int64_t token, int64_t end, int64_t head, Tile t, const float *S, float *after, float *E, float *Y) {
+    int64_t V = c->V, V_row = WIDE(V), n = end - token < C ? end - token : C, panels = (V + 2 * LANES - 1) / (2 * LANES);
     if (!decay(c, token, head, n, t)) {
         memset(E, 0, C * V_row * sizeof(float));
         memcpy(after, S, c->K * V_row * sizeof(float));
@@ -187,7 +191,10 @@ static int again(const Call *c, int64_t token, int64_t head, int64_t n, Tile t, 
     within(c->K, t);
     find(v, c->v, token, head, n);
     for (int i = 0; i < C; i++) memcpy(Y + i * V_row, v[i], V * sizeof(float));
-    product(C, V, c->K, t.in, WIDE(c->K), 1, S, V_row, Y, V_row, Y, NULL);
+    for (int64_t at = 0, part = 0; at < V; at += 2 * LANES, part++) {
+        fetch_inputs(c, token + C, end, head, part, panels);
+        product(C, V - at < 2 * LANES ? V - at : 2 * LANES, c->K, t.in, WIDE(c->K), 1, S + at, V_row, Y + at, V_row, Y + at, NULL);
+    }
     product(C, V, C, t.M, C, 1, Y, V_row, E, V_row, NULL, NULL);
     return 1;
 }
@@ -206,8 +213,7 @@ void kda_backward_sequence(const Gradients *d, int64_t document, int64_t head, f
         int64_t start = first + group * GROUP * C, tiles = (end - start + C - 1) / C < GROUP ? (end - start + C - 1) / C : GROUP;
         copy_rows(K, V, c->kept + ((c->first_kept[document] + group) * c->heads + head) * K * V, V, S[0], V_row);
         for (int64_t j = 0; j < tiles; j++) {
-            int64_t token = start + j * C, n = end - token < C ? end - token : C;
-            dense[j] = again(c, token, head, n, t[j], S[j], S[j + 1], E[j], D);
+            dense[j] = again(c, start + j * C, start + tiles * C < end ? start + tiles * C : end, head, t[j], S[j], S[j + 1], E[j], D);
             if (dense[j] && j + 1 < tiles) product(K, V, C, t[j].writes, 1, K_row, E[j], V_row, S[j + 1], V_row, S[j], t[j].keep);
         }
         for (int64_t j = tiles - 1; j >= 0; j--) {

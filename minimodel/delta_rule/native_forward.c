@@ -26,7 +26,8 @@ void kda_forward_sequence(const Call *c, int64_t document, int64_t head, float *
             for (int i = 0; i < C; i++) memcpy(YO + i * V_row, v[i], V * sizeof(float));
             memset(O, 0, C * V_row * sizeof(float));
             for (int64_t at = 0; at < V; at += 2 * LANES) { /* a panel of S stays in the cache for all it takes part in */
-                int64_t width = V - at < 2 * LANES ? V - at : 2 * LANES, next = token + C, part = 4 * (at / (2 * LANES)), parts = 4 * panels;
+                int64_t width = V - at < 2 * LANES ? V - at : 2 * LANES;
+                int64_t next = token + C, part = 4 * (at / (2 * LANES)), parts = 4 * panels;
                 fetch_inputs(c, next, first + T, head, part, parts);
                 product(2 * C, width, K, t.in, K_row, 1, S + at, V_row, YO + at, V_row, YO + at, NULL);
                 fetch_inputs(c, next, first + T, head, part + 1, parts);

@@ -1,3 +1,4 @@
+/* The one matrix product: a block of ROWS rows and two vectors of columns is summed in registers, then written once. */
 #include "native_tile.h"
 
 const float ZEROS[256];

@@ -1,3 +1,4 @@
+/* What the tokens of one tile do to each other, and the equation itself for tiles that are too steep for products. */
 #include "native_tile.h"
 
 /* Measure a tile's decay and scale its keys and queries with it. Returns 0 when an exponent leaves the dense form's range. */

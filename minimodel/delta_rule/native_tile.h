@@ -111,8 +111,8 @@ INLINE void fetch(Rows x, int64_t token, int64_t head, int64_t channels) {
     for (int64_t at = 0; at < channels; at += 16) __builtin_prefetch(x.at + token * x.token + head * x.head + at);
 }
 
-/* One of `parts` parts of the inputs of the tile that begins at `token`. Little at a time: the processor keeps some 50 requests and drops or
- * waits for more. */
+/* One of `parts` parts of the inputs of the tile that begins at `token`. Little at a time: with more requests than it can keep the processor
+ * waits, and drops some. */
 INLINE void fetch_inputs(const Call *c, int64_t token, int64_t end, int64_t head, int64_t part, int64_t parts) {
     for (int64_t i = token + C * part / parts; i < token + C * (part + 1) / parts && i < end; i++) {
         fetch(c->q, i, head, c->K), fetch(c->k, i, head, c->K);
