@@ -84,11 +84,13 @@ def show_outcome(experiment: Experiment, outcome: Outcome, runs: Path) -> None:
 
 
 def collect(experiment: Experiment, runs: Path) -> None:
-    """Take an experiment's finished runs into the package."""
+    """Take an experiment's finished runs into the package; stored runs of an older definition leave it."""
     found = [load_unit(path) for path in sorted((runs / experiment.name).glob(f"*/*/{UNIT}"))]
     results = merged(experiment, stored(experiment.name), found)
     if results.units:
         print(f"{save_results(results, STORED)}: {len(results.units)} runs")
+    else:
+        (STORED / f"{experiment.name}.json").unlink(missing_ok=True)
 
 
 def stored(name: str) -> Results | None:

@@ -23,14 +23,14 @@ def hybrid(ratio: int, *, layers: int = 4, vocab_size: int = len(VOCABULARY), **
     return _body(kda, full, vocab_size, HEADS, CHANNELS, mla_use_output_gate=True, attn_res_block_size=None, **changes)
 
 
-def mixture(*, layers: int = 4, experts: int = 16, **changes: Any) -> K3Config:
+def mixture(*, layers: int = 4, experts: int = 16, vocab_size: int = len(VOCABULARY), **changes: Any) -> K3Config:
     """Every part of K3: three KDA layers to one Gated MLA, Stable LatentMoE from the second layer on, Attention Residuals."""
     kda, full = hybrid_pattern(layers)
     sizes = {
         "first_k_dense_replace": 1, "num_experts": experts, "num_experts_per_token": 2, "num_shared_experts": 1,
         "moe_intermediate_size": 32, "routed_expert_hidden_size": 32, "mla_use_output_gate": True, "attn_res_block_size": 2,
     }  # fmt: skip
-    return _body(kda, full, len(VOCABULARY), 2, CHANNELS, **{**sizes, **changes})
+    return _body(kda, full, vocab_size, 2, CHANNELS, **{**sizes, **changes})
 
 
 def _body(linear: tuple[int, ...], full: tuple[int, ...], vocab_size: int, heads: int, channels: int, **changes: Any) -> K3Config:

@@ -58,8 +58,8 @@ EXPERIMENT = Experiment(
     setup=(
         "Four layers of width 64, dense feed-forwards, no Attention Residuals; the twin's feed-forward is wider, so that both have about "
         "the same number of parameters. Neither has positions: the twin, without KDA layers, knows the order of words from causality "
-        f"alone, and that is a handicap on notes whose facts change. {probes.TASK} Half of the notes have two. "
-        "Kimi Linear compared 48B models on 1.4T tokens."
+        f"alone, and that is a handicap on notes whose facts change. {probes.TASK} Half of the notes have two. Kimi Linear compared 48B "
+        "models on 1.4T tokens."
     ),
     arms={"hybrid": Arm("3 KDA : 1 MLA", HYBRID), "mla": Arm("MLA in every layer", TWIN)},
     batch=batch, steps=400, lr=1.2e-2, measure=measure, seeds=(0, 1, 2),

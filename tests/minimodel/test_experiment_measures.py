@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minimodel import K3ForCausalLM
-from minimodel.experiments import balancing, decays, measures, muon, position, probes, residuals
+from minimodel.experiments import balancing, decays, four_bits, measures, muon, position, probes, residuals
 from minimodel.experiments.bodies import hybrid, mixture, plain
 from minimodel.routing import Router, balance_loss, sign_bias
 from minimodel.tasks import meeting
@@ -223,6 +223,30 @@ def test_with_nothing_the_bias_stays_and_with_the_rule_loads_even_out():
         ends[rule] = [row["max over mean"] for row in log]
         assert all(bool(r.e_score_correction_bias.any()) == (rule == "exact") for r in model.routers())
     assert ends["none"][0] == ends["exact"][0] and ends["exact"][-1] - 1 < 0.6 * (ends["none"][-1] - 1)
+
+
+# ---- four bits ----
+
+
+def test_what_is_known_by_heart_is_counted_over_all_facts():
+    model = K3ForCausalLM(four_bits.BODY).eval()
+    loss, share = four_bits.known(model)
+    right, total = 0, 0.0
+    for first in range(0, four_bits.NAMES, 16):
+        a = torch.arange(first, first + 16).repeat_interleave(four_bits.NAMES)
+        ids, labels = four_bits.facts(a, torch.arange(four_bits.NAMES).repeat(16))
+        out = model(ids)
+        right += int((out.logits[:, 1].argmax(-1) == labels[:, 2]).sum())
+        total += float(torch.nn.functional.cross_entropy(out.logits[:, 1], labels[:, 2], reduction="sum"))
+    assert share == pytest.approx(right / four_bits.NAMES**2) and loss == pytest.approx(total / four_bits.NAMES**2, rel=1e-4)
+
+
+def test_the_grid_comes_half_way():
+    model, seen = K3ForCausalLM(four_bits.BODY), []
+    for step in range(4):
+        four_bits.in_the_grid(model, step, 4)
+        seen.append({m.rounding for m in model.modules() if hasattr(m, "rounding")})
+    assert seen == [{False}, {False}, {True}, {True}]
 
 
 # ---- muon ----

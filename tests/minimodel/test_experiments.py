@@ -299,6 +299,9 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     main(["run", "muon", "--runs", str(tmp_path / "other"), "--budget", "0.0001"])
     said = capsys.readouterr().out
     assert "stored with the course" in said and "left: " in said
+    monkeypatch.setattr(command, "load_experiment", lambda name: dataclasses.replace(tiny(name, arms=2), version=99))
+    main(["report", "--collect", str(tmp_path / "nothing"), "--page", str(tmp_path / "page.md")])
+    assert not (tmp_path / "stored/muon.json").exists()  # runs of an older definition
 
 
 @pytest.mark.parametrize("arguments, words", [
