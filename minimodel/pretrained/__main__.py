@@ -1,7 +1,7 @@
 """Score a trained meeting model on held-out notes, and publish a finished run into the package.
 
     python -m minimodel.pretrained score                     # the committed checkpoint
-    python -m minimodel.pretrained publish runs/meeting --minutes 31      # model, curve, scores into minimodel/pretrained/meeting
+    python -m minimodel.pretrained publish runs/meeting runs/cold --minutes 90   # the last run's model; curve and scores of all
     python -m minimodel.pretrained toolbox                   # train and publish the five models of the toolbox
 """
 
@@ -43,7 +43,14 @@ def scores(model: K3ForCausalLM, *, answers: int = 1000) -> dict:
     return {"held_out": table, "p_thursday": round(float(p[meeting.encode("Thursday")[0]]), 4)}
 
 
-def readme(result: dict, log: list[dict], minutes: int) -> str:
+COMMANDS = """python -m minimodel.train meeting --threads 1 --out runs/meeting
+python -m minimodel.train meeting --threads 1 --out runs/dense --notes dense --start runs/meeting/model --steps 6500 --lr 1.2e-2
+python -m minimodel.train meeting --threads 1 --out runs/cold --notes cold --start runs/dense/model --steps 6000 --lr 1e-2
+python -m minimodel.train meeting --threads 1 --out runs/cold1 --notes cold --seed 1 --start runs/cold/model --steps 4000 --lr 1e-2
+python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold runs/cold1 --minutes"""
+
+
+def readme(result: dict, steps: int, minutes: int) -> str:
     """The page beside the checkpoint: how it was made, and how well it does."""
     rows = "\n".join(f"| {r['projects']} | {r['tokens']:,} | {100 * r['accuracy']:.2f} % | {r['answers']:,} |" for r in result["held_out"])
     return f"""# The meeting model
@@ -51,13 +58,14 @@ def readme(result: dict, log: list[dict], minutes: int) -> str:
 `K3Config.meeting()`, trained on a CPU by
 
 ```
-python -m minimodel.train meeting --out runs/meeting --threads 1
-python -m minimodel.pretrained publish runs/meeting --minutes {minutes}
+{COMMANDS} {minutes}
 ```
 
-{len(log):,} steps of 2,048 tokens took {minutes} minutes; the longest note has {meeting.LONGEST:,} tokens. `curve.json` holds the loss
-of every tenth step. The same command gives the same model with the same version of the code, on the same processor with the same
-number of threads; elsewhere rounding differs, and so does the model a little.
+{steps:,} steps of 2,048 tokens took {minutes} minutes; the longest note has {meeting.LONGEST:,} tokens. The first run learns the language of the notes and
+their names. Later ones read notes with more writes in them, and notes in which a few facts change all the time while others grow old.
+`curve.json` holds the loss of every tenth step. The same commands give the same model with the same version of the code, on the same
+processor with the same number of threads; elsewhere rounding differs, and so does the model a little. The first run was made before the delta-rule
+operator was rewritten, the second before it got kernels in C.
 
 Scores on held-out notes: a blank is right when the likeliest of all {len(meeting.VOCABULARY)} words is the latest value.
 
@@ -75,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     score = commands.add_parser("score", help="score a checkpoint folder, or the committed model")
     score.add_argument("folder", nargs="?", type=Path)
     publish = commands.add_parser("publish", help="copy a finished run into the package, with its curve and scores")
-    publish.add_argument("run", type=Path)
+    publish.add_argument("runs", type=Path, nargs="+", help="folders in the order of training; the last one's model is published")
     publish.add_argument("--minutes", type=int, required=True, help="how long the training took, for the page beside the model")
     tools = commands.add_parser("toolbox", help="train the toolbox's models and put them into the package")
     tools.add_argument("--runs", type=Path, default=Path("runs/toolbox"), help="folder of the runs; stopped ones continue")
@@ -91,8 +99,10 @@ def main(arguments: list[str] | None = None) -> None:
     if options.command == "score":
         print(json.dumps(scores(from_pretrained(options.folder) if options.folder else load_pretrained()), indent=1))
         return
-    model = from_pretrained(options.run / "model")
-    log = [json.loads(line) for line in (options.run / "log.jsonl").read_text().splitlines()]
+    model, log = from_pretrained(options.runs[-1] / "model"), []
+    for run in options.runs:
+        rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        log += [{**row, "step": len(log) + row["step"]} for row in rows]
     target = FOLDER / "meeting"
     result = scores(model)
     save_pretrained(model, target)
@@ -100,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
     curve = [{k: round(v, 4) for k, v in row.items() if k in keep} for row in log if row["step"] % 10 == 0 or "accuracy_8" in row]
     (target / "curve.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in curve) + "\n]\n")
     (target / "scores.json").write_text(json.dumps(result, indent=1) + "\n")
-    (target / "README.md").write_text(readme(result, log, options.minutes))
+    (target / "README.md").write_text(readme(result, len(log), options.minutes))
 
 
 if __name__ == "__main__":

@@ -193,8 +193,9 @@ class NoteWriter:
 
 
 def write_note(
-    rng: random.Random, *, projects: int, length: int, chat: float = 0.3, ask: float = 0.0, reveal: float = 0.3, final_questions: int = 1
-) -> Note:
+    rng: random.Random, *, projects: int, length: int, chat: float = 0.3, ask: float = 0.0, reveal: float = 0.3, final_questions: int = 1,
+    few: float = 0.5, spread: float | None = None,
+) -> Note:  # fmt: skip
     """A note of at most ``length`` tokens that ends in questions.
 
     New facts come in random order, between updates and corrections of those that are known, filler (share ``chat``) and questions (share
@@ -204,8 +205,13 @@ def write_note(
         projects: 1 to 8. length: tokens at most. chat, ask: shares of sentences in [0, 1].
         reveal: how often the answer of a question *inside* the note stands in the text instead of the blank.
         final_questions: blank questions at the end, about facts drawn at random (each at most once).
+        few: how often only some of the facts are known.
+        spread: None, and all known facts change equally often; else a fact changes in proportion to u^spread with u uniform in [0, 1), so
+            that a few change all the time while others grow old.
     """
-    for name, share in (("chat", chat), ("ask", ask), ("reveal", reveal)):
+    if spread is not None and not spread >= 0:
+        raise ValueError(f"spread must be at least 0 or None, got {spread}")
+    for name, share in (("chat", chat), ("ask", ask), ("reveal", reveal), ("few", few)):
         if not 0 <= share <= 1:
             raise ValueError(f"{name} must lie in [0, 1], got {share}")
     if final_questions < 0:
@@ -217,10 +223,13 @@ def write_note(
     note = w.note
     facts = [(project, slot) for project in w.projects for slot in SLOTS]
     rng.shuffle(facts)
-    if rng.random() < 0.5:  # often only some facts are known
+    if rng.random() < few:
         facts = facts[: rng.randint(1, len(facts))]
+    heat = {fact: rng.random() ** spread for fact in facts} if spread is not None else {}
     if projects == 1 and rng.random() < 0.5:
         w.opening()
+        if spread is not None:
+            heat |= {fact: heat.get(fact, rng.random() ** spread) for fact in note.facts}
     while (left := length - room_for_end - len(note.ids)) >= SENTENCE:
         roll = rng.random() if note.facts or left >= 2 * SENTENCE else 1.0  # the last chance is for a fact
         if roll < chat:
@@ -230,7 +239,9 @@ def write_note(
         elif facts and (not note.facts or rng.random() < 0.5):
             w.state(*facts.pop(), STATEMENT)
         else:
-            w.state(*rng.choice(list(note.facts)), CORRECTION if rng.random() < 0.25 else UPDATE)
+            known = list(note.facts)
+            changes = rng.choice(known) if spread is None else rng.choices(known, [heat[fact] + 1e-6 for fact in known])[0]
+            w.state(*changes, CORRECTION if rng.random() < 0.25 else UPDATE)
     for project, slot in rng.sample(list(note.facts), min(final_questions, len(note.facts))):
         w.ask(project, slot, reveal=False)
     return note

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
+from jaxtyping import Int
 from torch import Tensor
 
 from minimodel.config import K3Config
@@ -11,6 +13,8 @@ from minimodel.io import from_pretrained
 from minimodel.model import K3ForCausalLM
 from minimodel.tasks import meeting
 from minimodel.train.loop import Recipe, train
+
+NOTES = ("curriculum", "dense", "cold")
 
 
 def train_meeting(
@@ -21,30 +25,64 @@ def train_meeting(
     lr: float = 8e-3,
     seed: int = 0,
     start: str | Path | None = None,
+    notes: str = "curriculum",
     progress: bool = True,
 ) -> tuple[K3ForCausalLM, list[dict]]:
     """The course's meeting model, 2,048 tokens a step.
 
     One project is learned from notes of 128 tokens in about a hundred steps at lr 1.5e-2. With more, notes and their number of projects
-    grow along ``meeting.curriculum``. ``start``: the folder of a trained model to go on from, with long notes only. ``folder``: see
-    :func:`train`. Returns the model and its log.
+    grow along ``meeting.curriculum``; ``notes`` "dense" or "cold" takes those of :func:`later_batch`. ``start``: the folder of a trained
+    model to go on from. ``folder``: see :func:`train`. Returns the model and its log.
     """
+    if notes not in NOTES:
+        raise ValueError(f"notes must be one of {', '.join(NOTES)}, got {notes!r}")
+    if notes != "curriculum" and projects != 8:
+        raise ValueError(f"notes={notes!r} is about up to 8 projects, got projects={projects}")
     if not 1 <= projects <= 8:
         raise ValueError(f"projects must lie in 1..8, got {projects}")
-    data = f"meeting notes, seed {seed}, up to {projects} projects" + (", long" if start else "")
+    data = f"meeting notes, {notes}, seed {seed}, up to {projects} projects" + (", from a trained model" if start else "")
     model = from_pretrained(start) if start else K3ForCausalLM(K3Config.meeting(), seed=seed)
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
-        length, most = (128, 1) if projects == 1 else (meeting.LONGEST, 8) if start else meeting.curriculum(step, steps)
+        if notes != "curriculum":
+            return later_batch(notes, seed, step)
+        length, most = (128, 1) if projects == 1 else meeting.curriculum(step, steps)
         return meeting.training_batch(seed, step, rows=2048 // length, length=length, max_projects=min(most, projects))
 
     length = 128 if projects == 1 else 512
 
     def scores(model: K3ForCausalLM) -> dict[str, float]:
         held_out = {n: meeting.held_out_notes(1, 16, projects=n, length=length) for n in {1, projects}}
-        return {f"accuracy_{n}": meeting.score(model, notes).accuracy for n, notes in sorted(held_out.items())}
+        return {f"accuracy_{n}": meeting.score(model, asked).accuracy for n, asked in sorted(held_out.items())}
 
     every = 200 if projects > 1 else 25
     recipe = Recipe(steps=steps, lr=lr, data=data)
     log = train(model, batch, recipe, folder=folder, evaluate=scores, evaluate_every=every, progress=progress)
     return model, log
+
+
+def later_batch(kind: str, seed: int, step: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """Ids and labels of a training step after the curriculum: 2,048 tokens of notes with more writes, about up to eight projects.
+
+    kind: "dense", with as many writes as the held-out notes have; or "cold", in most of which a few facts change all the time while
+    others grow old: those have to survive many writes to keys beside their own.
+    """
+    if kind not in ("dense", "cold"):
+        raise ValueError(f"kind must be 'dense' or 'cold', got {kind!r}")
+    rng = random.Random(f"meeting/train/{kind}/{seed}/{step}")
+    cold = kind == "cold"
+    length = meeting.LONGEST // (1 if step % (4 if cold else 2) else 2)
+    notes = []
+    for _ in range(2 * meeting.LONGEST // length):
+        if cold:
+            projects = rng.randint(1, 8)
+            most = min(5 * projects, length // 24)
+            chat = rng.uniform(0, 0.6)
+            ask = rng.choice((0.0, rng.uniform(0, 0.25)))
+            final, spread = rng.randint((most + 1) // 2, most), rng.choice((0.0, 2.0, 6.0))
+            uneven = {"reveal": 0.2, "few": 0.3, "spread": spread}
+        else:
+            chat, ask = rng.uniform(0, 0.6), rng.uniform(0, 0.25)
+            projects, final, uneven = rng.randint(1, 8), rng.randint(8, length // 24), {}
+        notes.append(meeting.write_note(rng, projects=projects, length=length, chat=chat, ask=ask, final_questions=final, **uneven))
+    return meeting.pad_notes(notes, length)

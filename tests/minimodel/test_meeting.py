@@ -9,6 +9,8 @@ from torch import nn
 
 from minimodel.model import ModelOutput
 from minimodel.tasks import meeting
+from minimodel.train import train_meeting
+from minimodel.train.meeting import later_batch
 from minimodel.tasks.meeting import (
     BLANK,
     PROJECTS,
@@ -170,6 +172,43 @@ def test_batches_of_any_length(length):
         assert bool((labels != -100).any(1).all())
 
 
+# ---- later training ----
+
+
+@pytest.mark.parametrize("kind", ["dense", "cold"])
+def test_later_notes_hold_2048_tokens_and_the_latest_value_answers(kind):
+    for step in range(4):
+        ids, labels = later_batch(kind, 2, step)
+        assert ids.shape == labels.shape and ids.numel() == 2 * meeting.LONGEST and bool((labels != -100).any(1).all())
+        assert torch.equal(ids, later_batch(kind, 2, step)[0]) and not torch.equal(ids, later_batch(kind, 3, step)[0])
+
+
+def test_where_changes_are_uneven_some_facts_grow_old():
+    def oldest(spread):
+        """Words since the fact that changed longest ago did, in a middling note."""
+        ages = []
+        for seed in range(40):
+            note = write_note(random.Random(seed), projects=2, length=1000, chat=0.2, few=0.0, spread=spread, final_questions=0)
+            text = note.text.replace(".", " .").split()
+            said = {(p, s): max(i for i, w in enumerate(text) if w == v) for (p, s), v in note.facts.items() if v in text}
+            ages.append(len(text) - min(said.values()))
+        return sorted(ages)[20]
+
+    assert oldest(6.0) > 1.2 * oldest(None) and 0.7 < oldest(0.0) / oldest(None) < 1.4  # u^0 = 1: all alike
+
+
+@pytest.mark.bad_input
+def test_later_notes_name_what_is_wrong():
+    with pytest.raises(ValueError, match="^kind must be 'dense' or 'cold', got 'hot'"):
+        later_batch("hot", 0, 0)
+    with pytest.raises(ValueError, match="^spread must be at least 0 or None, got -1.0"):
+        write_note(random.Random(0), projects=1, length=64, spread=-1.0)
+    with pytest.raises(ValueError, match="^notes must be one of curriculum, dense, cold, got 'warm'"):
+        train_meeting(steps=1, notes="warm")
+    with pytest.raises(ValueError, match="^notes='cold' is about up to 8 projects, got projects=1"):
+        train_meeting(steps=1, notes="cold")
+
+
 # ---- determinism ----
 
 
@@ -196,15 +235,17 @@ def test_held_out_seeds_are_never_drawn_by_training(monkeypatch):
             drawn.append(seed)
             super().__init__(seed)
 
-    monkeypatch.setattr(meeting.random, "Random", Watched)
+    monkeypatch.setattr(random, "Random", Watched)
     for seed in range(3):
         for step in range(5):
             training_batch(seed, step, rows=1, length=64)
+            for kind in ("dense", "cold"):
+                later_batch(kind, seed, step)
     training = set(drawn)
     drawn.clear()
     for seed in range(3):
         held_out_notes(seed, 5, projects=2, length=128)
-    assert len(training) == 15 and len(set(drawn)) == 15 and not training & set(drawn)
+    assert len(training) == 45 and len(set(drawn)) == 15 and not training & set(drawn)
     assert all(str(s).startswith("meeting/train/") for s in training) and all(str(s).startswith("meeting/held-out/") for s in drawn)
 
 
