@@ -79,16 +79,16 @@ class DecayDials(StageScene):
             self.say("One dial: every channel fades at the same speed. Facts are bold."),
         )  # fmt: skip
         self.play(note.run(run_time=5), one_map.run(self.inks(story, one=True), run_time=5))
-        self.play(self.fill(one_bars, story, named, one=True), self.say("This speed has lost the facts. Only the last words are left."))
+        self.play(self.fill(one_bars, story, named, one=True), self.say(self.kept_text(story)))
         self.wait(1.8)
 
         self.next_section("one slow dial")
         self.play(
             one_dial.show(np.array([slow.one_half_life])), swap(titles[0], self.title(slow, UPPER, one=True)),
-            self.say("A slower dial keeps the facts, and everything else with them."),
+            self.say("The same dial, set to keep as much of the facts as will be needed below."),
         )  # fmt: skip
         self.play(note.run(run_time=2.5), one_map.run(self.inks(slow, one=True), run_time=2.5))
-        self.play(self.fill(one_bars, slow, named, one=True))
+        self.play(self.fill(one_bars, slow, named, one=True), self.say(self.kept_text(slow)))
         self.wait(1.6)
 
         self.next_section("many dials")
@@ -100,7 +100,10 @@ class DecayDials(StageScene):
             self.say("A dial a channel: facts use slow channels, other words fast ones."),
         )
         self.play(note.run(run_time=5), many_map.run(self.inks(story), run_time=5))
-        self.play(self.fill(many_bars, story, named), self.say("As much of the facts is kept, and far less of the rest."))
+        self.play(
+            self.fill(many_bars, story, named),
+            self.say(f"As much of the facts is kept; of the rest {self.others(story)} instead of {self.others(slow, one=True)}."),
+        )
         self.wait(2)
 
         self.next_section("trained")
@@ -120,8 +123,8 @@ class DecayDials(StageScene):
         (many, one), (many_learned, one_learned) = (
             (self.others(told), self.others(beside, one=True)) for told, beside in ((story, slow), (learned, learned))
         )
-        answer = f"As much of the facts kept, and less of the rest: {many} instead of {one}"
-        self.play(self.say(f"{answer}; in the trained head {many_learned} instead of {one_learned}.", bold=True))
+        answer = f"Facts kept alike, {len(lives)} dials hold {many} of the other words, one dial {one}"
+        self.play(self.say(f"{answer}; in the trained head {many_learned} and {one_learned}.", bold=True))
         self.wait(4.5)
 
     def inks(self, story: DecayStory, *, one: bool = False) -> np.ndarray:
@@ -163,6 +166,11 @@ class DecayDials(StageScene):
         values = [float(kept[i]) for i in named]
         texts = [*map(format_probability, values), self.others(story, one=one)]
         return bars.show([*values, story.kept_by_kind(-1, one=one)[1]], texts)
+
+    def kept_text(self, story: DecayStory) -> str:
+        """What the single dial keeps at the end, in words."""
+        facts, others = map(format_probability, story.kept_by_kind(-1, one=True))
+        return f"Half-life {tokens_text(story.one_half_life)} words: {facts} of the facts are left, and {others} of the other words."
 
     def others(self, story: DecayStory, *, one: bool = False) -> str:
         """How much of the words that state no fact is kept, on average."""

@@ -124,7 +124,8 @@ class GatedMLA(StageScene):
         self.add(edges)
         self.play(FadeIn(heads), edges.show(np.where(weights >= READS, weights, 0).ravel()), run_time=1.4)
         token, share = story.reads(rows.index(story.slot))
-        self.play(self.say(f"The {story.slot} head reads “{token}” {format_probability(share)}: of two notes it prefers the later."))
+        later = ": of two notes it prefers the later" if sum(name == story.slot for name, _ in notes) == 2 else ""
+        self.play(self.say(f"The {story.slot} head reads “{token}” {format_probability(share)}{later}."))
         self.wait(2.4)
 
         self.next_section("gate")

@@ -46,6 +46,8 @@ class KDAStep(StageScene):
         faded, _, written = (position(len(facts), phase) for phase in PHASES)
         states = {name: story.frame(at).state for name, at in (("before", before), ("faded", faded), ("written", written))}
         key, value = story.keys[story.rows.index(row)], story.values[story.words.index(update.word)]
+        if not story.says(row) or story.says(row)[0][0] != update.word:
+            raise ValueError(f"story: beta = {story.beta:g} is too small, the row does not say {update.word!r} in the end")
         held, out = story.answer(row, faded), story.answer(row, written)
         error = value - held
         ink = max(abs(s).max() for s in states.values())
