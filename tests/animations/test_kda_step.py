@@ -53,9 +53,9 @@ def test_every_number_on_screen_is_computed(watched):
     assert computed <= shown <= computed | before | {format_number(told.alpha), format_number(told.beta)}
 
 
-def test_a_write_too_weak_to_win_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="^story: beta = 0.3 is too small"):
-        watch(type("Told", (KDAStep,), {"story": whiteboard_story(beta=0.3)}), tmp_path, frame_rate=1)
+def test_a_write_too_faint_to_be_seen_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="^story: beta = 0.004 is too small"):
+        watch(type("Told", (KDAStep,), {"story": whiteboard_story(beta=0.004)}), tmp_path, frame_rate=1)
 
 
 def test_it_follows_the_story_and_can_be_read(watched):
