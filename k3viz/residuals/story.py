@@ -203,7 +203,7 @@ def tell(
 ) -> ResidualsStory:  # fmt: skip
     """The story of a private copy whose run with learned queries and whose plain answer are known."""
     readers = _readers(copy)
-    if query not in QUERIES:
+    if query not in tuple(QUERIES):
         raise ValueError(f"query must be one of {', '.join(QUERIES)}, got {query!r}")
     if isinstance(length, bool) or not isinstance(length, (int, float)) or not 0 <= length <= 10:
         raise ValueError(f"length must lie in [0, 10], got {length!r}")
