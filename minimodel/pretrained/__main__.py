@@ -1,7 +1,7 @@
 """Score a trained meeting model on held-out notes, and publish a finished run into the package.
 
     python -m minimodel.pretrained score                     # the committed checkpoint
-    python -m minimodel.pretrained publish runs/meeting runs/cold --minutes 90   # the last run's model; curve and scores of all
+    python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold --minutes 120   # the last run's model; curve and scores of all
     python -m minimodel.pretrained toolbox                   # train and publish the five models of the toolbox
 """
 
@@ -46,8 +46,7 @@ def scores(model: K3ForCausalLM, *, answers: int = 1000) -> dict:
 COMMANDS = """python -m minimodel.train meeting --threads 1 --out runs/meeting
 python -m minimodel.train meeting --threads 1 --out runs/dense --notes dense --start runs/meeting/model --steps 6500 --lr 1.2e-2
 python -m minimodel.train meeting --threads 1 --out runs/cold --notes cold --start runs/dense/model --steps 6000 --lr 1e-2
-python -m minimodel.train meeting --threads 1 --out runs/cold1 --notes cold --seed 1 --start runs/cold/model --steps 4000 --lr 1e-2
-python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold runs/cold1 --minutes"""
+python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold --minutes"""
 
 
 def readme(result: dict, steps: int, minutes: int) -> str:
