@@ -157,7 +157,8 @@ def test_limits_that_would_be_written_over_each_other_are_not_both_named():
     assert named() == ["float16", "bfloat16", "float32"]
     far = named(chunk=64, gate="softplus", shift=16.0)  # on this scale the smallest limits lie on top of each other
     assert "float32" in far and "float16" not in far
-    assert named(chunk=64, gate="softplus", shift=16.0, numbers="float16") == ["float16", "float64"]
+    chosen = named(chunk=64, gate="softplus", shift=16.0, numbers="float16")  # the chosen one is named, at its neighbors' cost
+    assert "float16" in chosen and not {"bfloat16", "float32"} & set(chosen)
 
 
 # ---- wrong input ----
