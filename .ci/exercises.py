@@ -53,9 +53,12 @@ def pasted(text, path):
 
 
 def starter(text):
-    """A code cell without its solutions."""
-    names = iter(FUNCTION.findall(text))
-    return SOLUTION.sub(lambda found: f'{found[1]}raise NotImplementedError("write {next(names)}")\n', text + "\n").strip()
+    """A code cell without its solutions; what stands in their place names the function that is missing."""
+
+    def missing(found):
+        return f'{found[1]}raise NotImplementedError("{FUNCTION.findall(found.string[: found.start()])[-1]}")\n'
+
+    return SOLUTION.sub(missing, text + "\n").strip()
 
 
 def grading(text):

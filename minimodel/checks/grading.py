@@ -25,8 +25,12 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}  # of the largest right v
 class NotYet(AssertionError):
     """The verdict on a step that is not right yet: one paragraph. Notebooks show it without the stack of calls that led to it."""
 
+    def __init__(self, *sentences: str) -> None:
+        super().__init__(" ".join(sentences))
+        self.sentences = sentences
+
     def _render_traceback_(self) -> list[str]:
-        return textwrap.wrap(f"NotYet: {self}", 110)  # IPython asks for this
+        return [line for sentence in self.sentences for line in textwrap.wrap(sentence, 95)]  # IPython asks for this
 
 
 class Draw:
@@ -146,13 +150,13 @@ class Step:
         error = theirs[wrong] if isinstance(theirs[wrong], Exception) else None
         if isinstance(error, NotImplementedError):
             raise NotYet(f"{self.name}: not yet. It, or a function that it calls, is not written: {error}".rstrip(": ") + ".") from None
-        parts = [f"{self.name}: not yet.", self._where(wrong, seed), self._difference(theirs[wrong], right[wrong])]
+        parts = [f"{self.name}: not yet.", f"{self._where(wrong, seed)} {self._difference(theirs[wrong], right[wrong])}"]
         broken = [] if error else [law.sentence for law in self.laws if not self._obeys(law, mine, wrong, seed)]
         parts += [f"Broken: {sentence}." for sentence in broken]
         slip = self._slip_of(theirs, seed)
         if slip is not None:
             parts.append(f"The likely slip: {slip.hint}.")
-        raise NotYet(" ".join(parts)) from error
+        raise NotYet(*parts) from error
 
     def _results(self, function: Callable, case: int, seed: int) -> tuple:
         results = self._run(function, *self.inputs(case, seed).values())

@@ -147,9 +147,9 @@ def test_weights_that_do_not_fit_are_named():
 
 def test_a_function_that_is_not_written_yet():
     def mine(x, n):
-        raise NotImplementedError("write double")
+        raise NotImplementedError("double")
 
-    assert verdict(mine) == "double: not yet. It, or a function that it calls, is not written: write double."
+    assert verdict(mine) == "double: not yet. It, or a function that it calls, is not written: double."
 
 
 @pytest.mark.bad_input
@@ -169,9 +169,12 @@ def test_inputs_are_fresh_and_repeatable():
     assert not torch.equal(first, other)
 
 
-def test_a_notebook_shows_one_paragraph_without_the_stack():
-    lines = NotYet("word " * 60)._render_traceback_()
-    assert lines[0].startswith("NotYet: word") and max(map(len, lines)) <= 110
+def test_a_notebook_shows_the_sentences_without_the_stack():
+    with pytest.raises(NotYet) as caught:
+        double(squared)
+    lines = caught.value._render_traceback_()
+    assert lines[0] == "double: not yet." and lines[-1] == "The likely slip: it is squared."
+    assert max(map(len, lines)) <= 95 and " ".join(lines) == str(caught.value)
 
 
 # ---- references that are written out in the checks: joined, they are the operators of the course ----
