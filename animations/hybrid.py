@@ -269,10 +269,9 @@ class InferencePath(StageScene):
 
         self.next_section("answer")
         answer, p = story.answer
-        others = [i for i, layer in enumerate(story.layers) if layer.said[0][0] != answer]
-        first = others[-1] + 1 if others else 0
-        self.play(self.say(f"The blank is filled with {answer}, {format_probability(p)}. Read out layer by layer, it is there from "
-                           f"layer {first + 1} on.", bold=True))  # fmt: skip
+        first = next(i for i, layer in enumerate(story.layers) if layer.said[0][0] == answer)  # the last layer says it at the latest
+        self.play(self.say(f"The blank is filled with {answer}, {format_probability(p)}. Read out layer by layer, it first shows "
+                           f"behind layer {first + 1}.", bold=True))  # fmt: skip
         self.wait(4.5)
 
     def reads(self, said: tuple[tuple[str, float], ...]) -> Change:
