@@ -117,6 +117,8 @@ def _lines(picture: LinePicture, n: str, x: tuple, y: tuple, looks: dict, theme:
     bottom = y[0] + (y[1] - y[0]) * (whole - LINES + 36) / whole  # of the drawing; the axis and its names stand below it
     names, name_axes = _names(picture, n, x, (y[0], y[0] + (y[1] - y[0]) * LINE * (_lines_of_names(picture) - 1) / whole), looks, theme)
     range_y = {"range": [-0.03, 1.03], "tickformat": ".0%"} if picture.percent else {"rangemode": "tozero"}
+    if picture.log_y:
+        range_y = {"type": "log", "dtick": 1}
     title = {"text": f"{picture.x} (log)" if picture.log_x else picture.x, "standoff": 4, "font": {"size": 12, "color": theme.ink}}
     scale = (
         {"type": "log", "tickvals": [2**i for i in range(1, 24)], "minor": {"ticks": ""}}

@@ -50,6 +50,7 @@ class LinePicture:
     x: str
     y: str
     log_x: bool
+    log_y: bool
     percent: bool
     lines: tuple[Line, ...]
 
@@ -118,4 +119,4 @@ def _lines(experiment: Experiment, results: Results, show: Lines) -> LinePicture
             columns = list(zip(*(curve["y"] for curve in curves), strict=True))
             x = tuple(map(mean, zip(*(curve["x"] for curve in curves), strict=True)))
             lines.append(Line(arm, experiment.arms[arm].label, x, *(tuple(map(f, columns)) for f in (mean, min, max))))
-    return LinePicture(show.title, show.x, show.y, show.log_x, show.percent, tuple(lines)) if lines else None
+    return LinePicture(show.title, show.x, show.y, show.log_x, show.log_y, show.percent, tuple(lines)) if lines else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from minimodel.experiments import measures, probes
 from minimodel.experiments.bodies import plain
 from minimodel.experiments.definition import Arm, Bars, Experiment, Finding, Lines, Measured, Scores, as_wide_as
-from minimodel.formats import format_number, format_probability
+from minimodel.formats import format_digits, format_probability
 from minimodel.model import K3ForCausalLM
 from minimodel.tasks import meeting
 from minimodel.trace import record
@@ -77,12 +77,16 @@ def measure(model: K3ForCausalLM, arm: str, seed: int, log: list[dict], answers:
 
 def finding(scores: dict[str, Scores]) -> Finding:
     many, one = scores["kda"], scores["gated_delta_net"]
+    longer = "recall at four times the length"
     said = (
-        f"One dial a channel: {format_probability(many['recall'])} right, held-out loss {format_number(many['loss'])}; one dial a head: "
-        f"{format_probability(one['recall'])}, {format_number(one['loss'])}. The learned dials of KDA spread from half-lives of "
-        f"{many['half-life, shortest tenth']:,.0f} tokens (shortest tenth) to {many['half-life, longest tenth']:,.0f} (longest tenth)."
+        f"Held-out loss {format_digits(many['loss'])} with one dial a channel, {format_digits(one['loss'])} with one dial a head; in notes "
+        f"of {4 * LENGTH} tokens {format_probability(many[longer])} and {format_probability(one[longer])} of the blanks are filled. The "
+        f"learned dials of KDA spread from half-lives of {many['half-life, shortest tenth']:,.0f} tokens (shortest tenth) to "
+        f"{many['half-life, longest tenth']:,.0f} (longest tenth); at words of chat a channel keeps {many['half-life at chat']:,.0f} "
+        f"(median), at a fact's value {many['half-life at values']:,.0f}. The single dial: {one['half-life at chat']:,.0f} at chat, "
+        f"{one['half-life at values']:,.0f} at values."
     )
-    return Finding(many["loss"] < one["loss"] and many["recall"] >= one["recall"], said)
+    return Finding(many["loss"] < one["loss"] and many[longer] >= one[longer], said)
 
 
 EXPERIMENT = Experiment(
@@ -98,9 +102,11 @@ EXPERIMENT = Experiment(
     batch=batch, steps=400, lr=1.2e-2, measure=measure, seeds=(0, 1, 2),
     shows=(
         Bars("loss", "Held-out loss", "less is better"),
-        Bars("recall", "Blanks filled with the latest value", "more is better", percent=True),
+        Bars("recall at four times the length", "Blanks filled in notes of 256 tokens", "more is better", percent=True),
+        Bars("half-life at values", "Half-life of a channel at words that are values", "tokens, median channel"),
+        Bars("half-life at chat", "Half-life of a channel at words of chat", "tokens, median channel"),
         Lines("by distance", "Right answers by distance", "tokens since the fact was told", "right", log_x=True, percent=True),
-        Lines("half-lives", "Half-lives of the learned dials, sorted", "share of channels", "tokens"),
+        Lines("half-lives", "Half-lives of the learned dials, sorted", "share of channels", "tokens", log_y=True),
     ),
     finding=finding,
 )  # fmt: skip

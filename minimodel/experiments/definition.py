@@ -61,6 +61,7 @@ class Lines:
     x: str
     y: str
     log_x: bool = False
+    log_y: bool = False
     percent: bool = False
 
 

@@ -103,13 +103,17 @@ def _by_distance(y: Tensor, predicted: Tensor, bins: int = 8) -> Curve:
 
 
 def finding(scores: dict[str, Scores]) -> Finding:
-    kda, additive = scores["kda"]["R2, trained"], scores["linear_attention"]["R2, trained"]
+    r2 = {arm: s["R2, trained"] for arm, s in scores.items()}
+    others = ", ".join(f"{LABELS[arm]}: {format_number(x)}" for arm, x in r2.items() if arm != "kda")
     said = (
-        f"A linear probe reads the distance from KDA's first state with R² {format_number(kda)} (mean error "
-        f"{scores['kda']['mean error in tokens, trained']:.1f} of up to {FURTHEST} tokens), from a state that never fades with R² "
-        f"{format_number(additive)}."
+        f"A linear probe reads the distance from KDA's first state with R² {format_number(r2['kda'])} (mean error "
+        f"{scores['kda']['mean error in tokens, trained']:.1f} of up to {FURTHEST} tokens), before training with R² "
+        f"{format_number(scores['kda']['R2, untrained'])}. The others: {others}."
     )
-    return Finding(kda > 0.5 and kda > additive + 0.1, said)
+    without = max(r2[arm] for arm in ("delta_net", "linear_attention") if arm in r2)  # states that never fade
+    if without > 0.5:
+        said += f" A state that never fades gives it away as well (R² up to {format_number(without)}): decay is not the only clock."
+    return Finding(r2["kda"] > 0.5 and r2["kda"] == max(r2.values()), said)
 
 
 RULER = next(row for row in KimiLinear.long_context.rows if row[0] == "RULER")
