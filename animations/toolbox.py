@@ -117,7 +117,7 @@ class ForgetSlidingWindow(ToldNotes, StageScene):
         tray = Rectangle(width=2.45 * max(held), height=1.65, stroke_color=MIXER_COLORS[self.technique], stroke_width=5)
         tray.move_to([(left + SAFE[0]) / 2, 2.3, 0])
         title = Label(f"Window: the newest {window} tokens, in each layer", size=SMALL).at(left, 3.4)
-        meters = pair_of_meters({"sliding_window": "window", "mha": "MHA"}, story.of("mha").bytes, y=1.0)
+        meters = pair_of_meters({"sliding_window": "window", "mha": "MHA"}, story.of("mha").bytes, y=1.12)
         cards = [NoteCard(joined(story.tokens[a:b])) for a, b in story.notes]
         self.play(FadeIn(tray, title, *meters.values(), self.source(story)), self.say("Each layer keeps only the newest tokens."))
         for j, (_, end) in enumerate(story.notes):
@@ -146,7 +146,7 @@ class ForgetSlidingWindow(ToldNotes, StageScene):
 
         self.next_section("reach")
         step = window - 1
-        stairs = Reach(story.layers, step, far=far.distance(), top=-0.27, color=MIXER_COLORS[self.technique])
+        stairs = Reach(story.layers, step, far=far.distance(), top=-0.1, color=MIXER_COLORS[self.technique])
         mark = VGroup(*stairs.mark(word, near.distance()))
         self.play(FadeOut(asked, blank), run_time=0.4)
         back = f"{word} stands {near.distance()} tokens before the blank"
