@@ -59,7 +59,12 @@ def _height(picture: BarPicture | LinePicture) -> int:
 
 
 def _lines_of_names(picture: LinePicture) -> int:
-    return -(-len(picture.lines) // 2) + 1  # names in two columns below the axis and its title
+    return -(-len(picture.lines) // _columns(picture)) + 1  # names below the axis and its title
+
+
+def _columns(picture: LinePicture) -> int:
+    """Names stand in two columns where they are short enough."""
+    return 2 if all(len(line.label) <= LABEL for line in picture.lines) else 1
 
 
 def _looks(story: ExperimentStory) -> dict[str, tuple[str, str]]:
@@ -136,7 +141,7 @@ def _names(picture: LinePicture, n: str, x: tuple, y: tuple, looks: dict, theme:
     m, marks, count = f"{100 + int(n or 1)}", [], _lines_of_names(picture) - 1
     for i, line in enumerate(picture.lines):
         color, dash = looks[line.arm]
-        left, row = 0.5 * (i % 2), count - 1 - i // 2
+        left, row = 0.5 * (i % _columns(picture)), count - 1 - i // _columns(picture)
         marks.append({
             "type": "scatter", "mode": "lines+text", "x": [left, left + 0.06], "y": [row, row], "text": ["", f" {literal(line.label)}"],
             "textposition": "middle right", "textfont": {"size": 12, "color": theme.ink},

@@ -92,7 +92,7 @@ def experiment_story(*, name: str = "toolbox", results: str | Path | Results | N
     units, seeds = results.units, {u.seed for u in results.units}
     run = (
         f"{len(units)} {plural('run', len(units))} of {units[0].steps:,} steps, {min(u.parameters for u in units):,} parameters, "
-        f"{len(seeds)} {plural('seed', len(seeds))}, {sum(u.run['cpu_seconds'] for u in units) / 60:.0f} processor minutes"
+        f"{len(seeds)} {plural('seed', len(seeds))}, {sum(u.run['cpu_seconds'] for u in units) / 60:.1f} processor minutes"
     )
     return ExperimentStory(
         name, experiment.question, experiment.claim, tuple(p for p in pictures if p is not None),

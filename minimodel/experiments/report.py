@@ -120,7 +120,7 @@ def _how(experiment: Experiment, results: Results) -> str:
     return (
         f"Run: {len(units)} {plural('run', len(units))} of {' or '.join(f'{n:,}' for n in sorted(steps))} steps ({trained} tokens), "
         f"{' to '.join(f'{n:,}' for n in sorted({min(sizes), max(sizes)}))} parameters, {', '.join(optimizers)} at {rates} "
-        f"({experiment.lr_grid}); {minutes:.0f} processor minutes in all on {' and '.join(told['processor'])}, "
+        f"({experiment.lr_grid}); {minutes:.1f} processor minutes in all on {' and '.join(told['processor'])}, "
         f"{' or '.join(told['threads'])} {plural('thread', int(told['threads'][-1]))}; {'; '.join(told['versions'])}. Again: `python -m "
         f"minimodel.experiments run {experiment.name}`."
     )
