@@ -1,20 +1,20 @@
 """`python .ci/exercises.py`: write the exercise notebooks, starters and solutions, from their one source. `make notebooks` calls it.
 
-A source is a Python file in notebooks/exercises/source with cells in percent format: "# %%" begins code, "# %% [markdown]" text. Of a solution,
+A source is a Python file in notebooks/exercises/source with cells in percent format: "# %%" begins code, "# %% [markdown]" text. Of a
+solution,
 
     ### BEGIN SOLUTION
     ...
     ### END SOLUTION
 
-the starter keeps neither the markers nor what is between them; it raises NotImplementedError instead. A cell "# paste: l2norm, route" stands for
-solutions of earlier notebooks. Solutions keep the markers and nbgrader's metadata, so they are what an instructor gives to nbgrader.
-They are run from top to bottom and stored with what they print; starters are stored as they are, not run.
+the starter keeps neither the markers nor what is between them; it raises NotImplementedError instead. A cell "# paste: l2norm, route"
+stands for solutions of earlier notebooks. Solutions keep the markers and nbgrader's metadata, so they are what an instructor gives to
+nbgrader. They are run from top to bottom and stored with what they print; starters are stored as they are, not run.
 """
 import os
 import re
 import sys
 import time
-from pathlib import Path
 
 import nbformat
 import notebooks
@@ -63,12 +63,13 @@ def starter(text):
 
 def grading(text):
     """nbgrader's metadata of a code cell: a solution to write, a check that counts one point, or neither."""
-    mark = {"schema_version": 3, "task": False}
-    if CHECK.search(text):
-        return {"nbgrader": {**mark, "grade": True, "grade_id": f"check_{CHECK.search(text)[1]}", "locked": True, "points": 1, "solution": False}}
-    if SOLUTION.search(text):
-        return {"nbgrader": {**mark, "grade": False, "grade_id": FUNCTION.search(text)[1], "locked": False, "solution": True}}
-    return {}
+    check, solution = CHECK.search(text), SOLUTION.search(text)
+    if check is None and solution is None:
+        return {}
+    mark = {"schema_version": 3, "task": False, "grade": check is not None, "locked": check is not None, "solution": check is None}
+    if check is not None:
+        return {"nbgrader": {**mark, "grade_id": f"check_{check[1]}", "points": 1}}
+    return {"nbgrader": {**mark, "grade_id": FUNCTION.search(text)[1]}}
 
 
 def build(path, *, solved):

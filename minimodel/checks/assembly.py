@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,8 @@ def _kda(x, p, config, *, activation=F.silu, value=lambda v: v, taps="qkv", gate
     H = config.linear_attn_config.num_heads
 
     def projected(letter, tap):
-        return activation(parts.short_conv.reference(x @ p[f"{letter}_proj.weight"].T, p[f"{tap}_conv1d.weight"][:, 0])).unflatten(-1, (H, -1))
+        y = parts.short_conv.reference(x @ p[f"{letter}_proj.weight"].T, p[f"{tap}_conv1d.weight"][:, 0])
+        return activation(y).unflatten(-1, (H, -1))
 
     q, k, v = (projected(*letters) for letters in zip("qkv", taps, strict=True))
     f = (x @ p["f_a_proj.weight"].T @ p["f_b_proj.weight"].T).unflatten(-1, (H, -1))
@@ -143,15 +144,22 @@ def _stack(embedding, sublayers, readers, block, *, reads=reference_residual, re
     return reads(depth.stacked(), *readers[-1]) if last else depth.prefix
 
 
+def _sublayer(M, h):
+    return torch.tanh(h @ M)
+
+
 def _stack_inputs(draw):
     count, D = draw.pick(8, 6), 4
-    sublayers = [lambda h, M=draw.normal(D, D): torch.tanh(h @ M) for _ in range(count)]
+    sublayers = [partial(_sublayer, draw.normal(D, D)) for _ in range(count)]
     readers = [(draw.normal(D), draw.normal(D)) for _ in range(count + 1)]
     return {"embedding": draw.normal(2, 3, D), "sublayers": sublayers, "readers": readers, "block": draw.pick(1, 2)}
 
 
-depth_stack = Step("depth_stack", lambda embedding, sublayers, readers, block: _stack(embedding, sublayers, readers, 2 * block), _stack_inputs,
-                   ("h [B T D]",))  # fmt: skip
+def reference_stack(embedding, sublayers, readers, block):
+    return _stack(embedding, sublayers, readers, 2 * block)
+
+
+depth_stack = Step("depth_stack", reference_stack, _stack_inputs, ("h [B T D]",))
 
 
 @depth_stack.slip("a block was ended after `block` sublayers. It counts layers, and a layer has two sublayers")
@@ -159,7 +167,7 @@ def stack_block_in_sublayers(embedding, sublayers, readers, block):
     return _stack(embedding, sublayers, readers, block)
 
 
-@depth_stack.slip("a sublayer's input was added to its output, h + f(h). Here only f(h) is written; reading depth takes the place of the residual")
+@depth_stack.slip("a sublayer's input was added to its output, h + f(h). Only f(h) is written; reading depth takes the residual's place")
 def residual_as_well(embedding, sublayers, readers, block):
     return _stack(embedding, sublayers, readers, 2 * block, residual=True)
 
@@ -199,12 +207,19 @@ TEXTS = (
     f"{' '.join(meeting.ARTICLE)} {meeting.question('day')}",
     f"{meeting.ARTICLE[0]} {meeting.question('day')}",
     f"{' '.join(meeting.ARTICLE)} {meeting.question('room')}",
-    "The Globex planning meeting is Monday, in room 2A, with nine people attending. The meeting has moved to room 5B. " + meeting.question("room"),
-    "The budget for Falcon is $80k. The budget for Harbor is $20k. The budget for Falcon changed to $50k. " + meeting.question("budget", "Falcon"),
+    "The Globex planning meeting is Monday, in room 2A, with nine people attending. The meeting has moved to room 5B. "
+    + meeting.question("room"),
+    "The budget for Falcon is $80k. The budget for Harbor is $20k. The budget for Falcon changed to $50k. "
+    + meeting.question("budget", "Falcon"),
 )
 
-own_model = Step("own_model", K3ForCausalLM, lambda draw: {"config": K3Config.meeting(), "ids": torch.tensor([meeting.encode(TEXTS[draw.case])])},
-                 ("logits [B T vocab]",), run=_logits)  # fmt: skip
+
+def _ids(draw):
+    return torch.tensor([meeting.encode(TEXTS[draw.case])])
+
+
+own_model = Step("own_model", K3ForCausalLM, lambda draw: {"config": K3Config.meeting(), "ids": _ids(draw)}, ("logits [B T vocab]",),
+                 run=_logits)  # fmt: skip
 
 
 class _Changed(K3ForCausalLM):
@@ -281,7 +296,7 @@ def reference_greedy(logits_of, ids, count):
 
 
 def _greedy_inputs(draw):
-    return {"logits_of": lambda ids: _trained()(ids).logits, "ids": torch.tensor([meeting.encode(TEXTS[draw.case])]), "count": draw.pick(2, 1, 3)}
+    return {"logits_of": lambda ids: _trained()(ids).logits, "ids": _ids(draw), "count": draw.pick(2, 1, 3)}
 
 
 greedy = Step("greedy", reference_greedy, _greedy_inputs, ("ids [B T]",), run=torch.no_grad()(lambda function, *inputs: function(*inputs)))

@@ -74,7 +74,7 @@ depth_sources = Step(
 )  # fmt: skip
 
 
-@depth_sources.slip("a block was ended after `block` sublayers. It counts layers, and a layer has two sublayers, attention and feed-forward")
+@depth_sources.slip("a block was ended after `block` sublayers. It counts layers, and a layer has two: attention and feed-forward")
 def block_in_sublayers(embedding, outputs, block):
     return _by_sum(embedding, outputs, block)
 

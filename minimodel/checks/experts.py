@@ -73,7 +73,8 @@ def reference_route(scores, bias, top_k):
     return routing.route(scores, bias, top_k)[:2]
 
 
-route = Step("route", reference_route, lambda draw: {**_scores(draw), "top_k": draw.pick(2, 3)}, ("weights [S k]", "indices [S k]"), alike=_by_index)
+route = Step("route", reference_route, lambda draw: {**_scores(draw), "top_k": draw.pick(2, 3)}, ("weights [S k]", "indices [S k]"),
+             alike=_by_index)  # fmt: skip
 
 
 @route.slip("the bias is inside the mixture weights. It steers the selection only; weights come from the unbiased scores")
@@ -165,11 +166,14 @@ NARROW = dict(hidden_size=8, routed_expert_hidden_size=4, moe_intermediate_size=
 def _moe_inputs(draw):
     D, L, M, E = (NARROW[name] for name in ("hidden_size", "routed_expert_hidden_size", "moe_intermediate_size", "num_experts"))
     shapes = {
-        "gate.weight": (E, D), "gate.e_score_correction_bias": (E,), "routed_expert_down_proj.weight": (L, D), "routed_expert_norm.weight": (L,),
-        "routed_expert_up_proj.weight": (D, L), "experts.w1": (E, M, L), "experts.w3": (E, M, L), "experts.w2": (E, L, M),
-        "shared_experts.gate_proj.weight": (2 * M, D), "shared_experts.up_proj.weight": (2 * M, D), "shared_experts.down_proj.weight": (D, 2 * M),
+        "gate.weight": (E, D), "gate.e_score_correction_bias": (E,), "routed_expert_down_proj.weight": (L, D),
+        "routed_expert_norm.weight": (L,), "routed_expert_up_proj.weight": (D, L),
+        "experts.w1": (E, M, L), "experts.w3": (E, M, L), "experts.w2": (E, L, M),
+        "shared_experts.gate_proj.weight": (2 * M, D), "shared_experts.up_proj.weight": (2 * M, D),
+        "shared_experts.down_proj.weight": (D, 2 * M),
     }  # fmt: skip
-    return {"x": draw.normal(2, 3, D), "p": {name: draw.normal(*shape) for name, shape in shapes.items()}, "top_k": NARROW["num_experts_per_token"]}
+    p = {name: draw.normal(*shape) for name, shape in shapes.items()}
+    return {"x": draw.normal(2, 3, D), "p": p, "top_k": NARROW["num_experts_per_token"]}
 
 
 def _layer(x, p, change=lambda layer: None):

@@ -36,7 +36,7 @@ def _byte(E, amax):
     return torch.where(amax == 0, 0, E + 127).clamp(0, 254).to(torch.uint8)
 
 
-@mxfp4_scale.slip("this is the OCP rule, floor(log2(amax)) - 2. K3's tool first rounds amax to one mantissa bit: from 1.75 * 2^n on it steps up")
+@mxfp4_scale.slip("this is the OCP rule, floor(log2(amax)) - 2. Here amax is rounded to one mantissa bit first: it steps up at 1.75 * 2^n")
 def ocp_floor(w):
     E, amax = _exponent(w)
     return _byte(E - 2, amax)

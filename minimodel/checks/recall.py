@@ -132,7 +132,7 @@ def reads_ahead(q, k, v):
     return F.scaled_dot_product_attention(q, k, v)
 
 
-@causal_attention.slip("a token does not read itself, and the first one has nothing to read (NaN). Mask from the first diagonal above: triu(1)")
+@causal_attention.slip("a token does not read itself, and the first one has nothing to read (NaN). Mask above the diagonal: triu(1)")
 def not_itself(q, k, v):
     return _attend(q @ k.mT * q.shape[-1] ** -0.5, v, 0)
 
@@ -209,7 +209,8 @@ def reference_decode(q, rows, weight, nope):
 
 def _decode_inputs(draw):
     H, N, R, V, L = _mla_sizes(draw)
-    return {"q": draw.normal(2, H, N + R), "rows": draw.normal(2, draw.pick(6, 1, 3), L + R), "weight": draw.normal(H * (N + V), L), "nope": N}
+    rows = draw.normal(2, draw.pick(6, 1, 3), L + R)
+    return {"q": draw.normal(2, H, N + R), "rows": rows, "weight": draw.normal(H * (N + V), L), "nope": N}
 
 
 absorbed_decode = Step("absorbed_decode", reference_decode, _decode_inputs, ("o [B H V]",))
@@ -225,7 +226,7 @@ def _absorbed(q, rows, weight, nope, *, width=None, extra=True, value_rows=True)
     return torch.einsum("bhl,hvl->bhv", read, up_v if value_rows else up_k)
 
 
-@absorbed_decode.slip("the scores are scaled by the width of the latent. Moving into it changes no score: the scale stays 1 / sqrt(nope + extra)")
+@absorbed_decode.slip("the scale comes from the latent's width. Moving into it changes no score: it stays 1 / sqrt(nope + extra)")
 def scaled_by_the_latent(q, rows, weight, nope):
     return _absorbed(q, rows, weight, nope, width=rows.shape[-1])
 

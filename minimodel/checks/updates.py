@@ -9,7 +9,9 @@ from minimodel import muon
 from minimodel.checks.grading import Step
 
 # small on purpose: without the first division some slips would leave float64's range, and nothing could be compared
-newton_schulz = Step("newton_schulz", muon.newton_schulz, lambda draw: {"G": 0.2 * draw.normal(3, *draw.pick((4, 5), (5, 3), (4, 4)))}, ("X [H m n]",))
+newton_schulz = Step(
+    "newton_schulz", muon.newton_schulz, lambda draw: {"G": 0.2 * draw.normal(3, *draw.pick((4, 5), (5, 3), (4, 4)))}, ("X [H m n]",)
+)
 
 
 def _iterate(X, a, b, c, steps=5):
@@ -144,7 +146,7 @@ def gradient_alone(W, G, buffer, heads, lr, weight_decay, momentum):
     return _muon(W, G, buffer.lerp(G, 1 - momentum), heads, lr, lr * weight_decay)
 
 
-@muon_step.slip("the weight decay was added to the gradient, where Newton-Schulz swallows it. It shrinks the weights directly, by lr times decay")
+@muon_step.slip("the weight decay was added to the gradient, where Newton-Schulz swallows it. It shrinks the weights: 1 - lr * decay")
 def coupled_decay(W, G, buffer, heads, lr, weight_decay, momentum):
     G = G + weight_decay * W
     buffer = buffer.lerp(G, 1 - momentum)
