@@ -278,7 +278,8 @@ def greedy(logits_of, ids, count):
 checks.greedy(greedy)
 # %% [markdown]
 # ## Step 6. Ask it
-# Your model, the course's weights, the question that began the course. `mine` must be an `OwnK3` that has loaded `load_pretrained("meeting").state_dict()`.
+# Your model, the course's weights, the question that began the course. `load_mine` builds an `OwnK3` and gives it the arrays of
+# `load_pretrained("meeting").state_dict()`, with torch's `load_state_dict`. Returns the model.
 #
 # > **Predict.** The notes say Tuesday, the update Thursday. You wrote every step in between. What will it say?
 # %%
@@ -295,7 +296,7 @@ checks.thursday(lambda ids: load_mine()(ids))
 notes = f"{' '.join(meeting.ARTICLE)} {meeting.question('day')}"
 with torch.no_grad():
     answer = greedy(load_mine(), torch.tensor([meeting.encode(notes)]), 2)
-print(meeting.decode(answer[0].tolist()))
+print(meeting.question("day"), meeting.decode(answer[0, -2:].tolist()))
 # %% [markdown]
 # ## What you have built
 # A K3. It is small, and it holds every part of the large one: the whiteboard with its dials, exact recall, the choice over depth, experts behind a
