@@ -64,6 +64,9 @@ def finding(scores: dict[str, Scores]) -> Finding:
     losses = ", ".join(f"{OPTIMIZERS[name]} {format_number(s['loss'])}" for name, s in found.items())
     sizes = ", ".join(f"{OPTIMIZERS[name]} {format_number(s[update])}" for name, s in found.items())
     said = f"Held-out loss at the better rate: {losses}. With one loud head the weak heads' first update, over the loud one's: {sizes}."
+    lowest = f"adamw-{RATES[0]:g}"
+    if scores.get(lowest) == found["adamw"]:
+        said += " AdamW does better at the lowest rate tried, so a lower one might do better still."
     order = found["per_head_muon"]["loss"] <= found["muon"]["loss"] and found["per_head_muon"]["loss"] <= found["adamw"]["loss"]
     return Finding(order and found["per_head_muon"][update] > found["muon"][update], said)
 

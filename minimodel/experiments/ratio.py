@@ -13,9 +13,11 @@ from minimodel.formats import format_number
 from minimodel.model import K3ForCausalLM
 
 LAYERS, PROJECTS, LENGTH = 8, 1, 64
-MIXES = {"0:1": hybrid(0, layers=LAYERS), "1:1": hybrid(1, layers=LAYERS), "3:1": hybrid(3, layers=LAYERS), "7:1": hybrid(7, layers=LAYERS),
-         "all KDA": plain("kda", layers=LAYERS)}  # fmt: skip
-SIZE = Arm("", MIXES["3:1"]).parameters
+MIXES = {
+    "0_to_1": ("0:1", hybrid(0, layers=LAYERS)), "1_to_1": ("1:1", hybrid(1, layers=LAYERS)), "3_to_1": ("3:1", hybrid(3, layers=LAYERS)),
+    "7_to_1": ("7:1", hybrid(7, layers=LAYERS)), "all_kda": ("all KDA", plain("kda", layers=LAYERS)),
+}  # fmt: skip
+SIZE = Arm(*MIXES["3_to_1"]).parameters
 
 
 def batch(arm: str, seed: int, step: int) -> tuple[Tensor, Tensor]:
@@ -36,9 +38,9 @@ def measure(model: K3ForCausalLM, arm: str, seed: int, log: list[dict], answers:
 
 def finding(scores: dict[str, Scores]) -> Finding:
     order = sorted(scores, key=lambda arm: scores[arm]["loss"])
-    losses = ", ".join(f"{arm} {format_number(scores[arm]['loss'])}" for arm in order)
+    losses = ", ".join(f"{MIXES[arm][0]} {format_number(scores[arm]['loss'])}" for arm in order)
     said = f"Held-out loss, best first: {losses}."
-    return Finding(order[0] == "3:1", said if order[0] == "3:1" else f"{said} At this size 3:1 is not the best mix.")
+    return Finding(order[0] == "3_to_1", said if order[0] == "3_to_1" else f"{said} At this size 3:1 is not the best mix.")
 
 
 EXPERIMENT = Experiment(
@@ -49,7 +51,7 @@ EXPERIMENT = Experiment(
         f"{LAYERS} layers of width 64, dense feed-forwards as wide as it takes for about the same number of parameters. {probes.TASK} The "
         "paper's models have 16 layers; its 15:1 needs as many, so it is left out."
     ),
-    arms={mix: Arm(mix, as_wide_as(config, SIZE)) for mix, config in MIXES.items()},
+    arms={arm: Arm(mix, as_wide_as(config, SIZE)) for arm, (mix, config) in MIXES.items()},
     batch=batch, steps=200, lr=1.2e-2, measure=measure,
     shows=(
         Bars("training loss", "Training loss, mean of all steps", "less is learned sooner"),

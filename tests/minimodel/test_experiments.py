@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -74,6 +75,7 @@ def test_arms_differ_and_are_of_one_size(name):
     runs = {experiment.recipe(arm, seed).data for arm in experiment.arms for seed in experiment.seeds}
     assert len(runs) == len(experiment.arms) * len(experiment.seeds)
     assert len({arm.label for arm in experiment.arms.values()}) == len(experiment.arms)
+    assert all(re.fullmatch(r"[\w.-]+", arm) for arm in experiment.arms)  # names of folders, on Windows too
     sizes = [arm.parameters for arm in experiment.arms.values()]
     assert max(sizes) / min(sizes) < 1.05
 
