@@ -9,55 +9,11 @@ python -m animations sheet                                 first, middle and las
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from tqdm import tqdm
-
 import animations
-
-
-def render_all(names: list[str], *, quality: str, format: str, force: bool, jobs: int) -> dict[str, Path]:
-    """The files of the named scenes, rendered where they are out of date. A scene that fails is named at the end; the others are made."""
-    made, failed = {}, {}
-    options = {"quality": quality, "format": format, "force": force}
-    with tqdm(total=len(names), desc="scenes", unit="scene", disable=len(names) == 1) as bar:
-        for name, result in (_in_turn if jobs == 1 else _at_once)(names, options, jobs):
-            if isinstance(result, Exception):
-                failed[name] = result
-                bar.write(f"{name}: failed: {type(result).__name__}: {result}", file=sys.stderr)
-            else:
-                made[name], up_to_date = result
-                bar.write(f"{name}: {made[name]}{' is up to date' if up_to_date else ''}")
-            bar.update()
-    if failed:
-        sys.exit(f"not rendered: {', '.join(failed)}")
-    return {name: made[name] for name in names}
-
-
-def _in_turn(names: list[str], options: dict, _jobs: int):
-    for name in names:
-        yield name, _one(name, options)
-
-
-def _at_once(names: list[str], options: dict, jobs: int):
-    # spawn: every scene starts from a clean manim; one scene a process, since fonts and pictures of the last one stay in memory
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
-        waiting = {pool.submit(_one, name, options): name for name in names}
-        for done in as_completed(waiting):
-            yield waiting[done], done.exception() or done.result()
-
-
-def _one(name: str, options: dict) -> tuple[Path, bool] | Exception:
-    from animations.films import render, scenes
-
-    try:
-        return render(scenes()[name], **options)
-    except Exception as error:  # noqa: BLE001  the other scenes go on
-        return error
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -90,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.command == "sheet":
         from animations.sheet import contact_sheet, write_docs
 
-        made = render_all(list(known), quality="low", format="mp4", force=False, jobs=options.jobs)
+        made = films.render_all(list(known), quality="low", format="mp4", force=False, jobs=options.jobs)
         if options.docs:
             write_docs(known, made)
         else:
@@ -103,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
         render.error("give the names of scenes, or --all")
     if unknown := [name for name in names if name not in known]:
         render.error(f"unknown scene {', '.join(unknown)}; the scenes are {', '.join(known)}")
-    render_all(names, quality=options.quality, format=options.format, force=options.force, jobs=options.jobs)
+    films.render_all(names, quality=options.quality, format=options.format, force=options.force, jobs=options.jobs)
 
 
 if __name__ == "__main__":

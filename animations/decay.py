@@ -242,7 +242,7 @@ class BoundedDecay(StageScene):
         self.wait(1.2)
         end = right.mark(story.limit, ROLES["erase"])
         ends = right.ticks((0, story.limit), ("0", power(story.limit)))
-        name = Label(f"float32 ends at e^{power(story.limit)}", size=SMALL).at(1.5, right.at(0, story.limit)[1] + 0.25)
+        name = Label("float32 ends", size=SMALL).at(1.2, right.at(0, story.limit)[1] + 0.25)  # short: the old curve rises beside it
         self.play(FadeIn(end, ends, name), self.say(f"float32 holds numbers up to e^{power(story.limit)}."))
         self.wait(0.8)
         steps = np.arange(n + 1)

@@ -25,7 +25,7 @@ from animations.stage import SAFE, THEME, Formula, StageScene, TokenRow
 from k3viz.experts.journey_story import TEXT, JourneyStory, journey_story
 from k3viz.theme import ROLES, format_count, format_number, plural
 
-TERMS = ((None, "y ="), ("shared", 'inline(sum) E_"shared"(x)'), (None, "+"), ("up", "W^arrow.t"), ("norm", '"RMSNorm"'), (None, "("),
+TERMS = ((None, "y ="), ("shared", 'inline(sum) E_"shared" (x)'), (None, "+"), ("up", "W^arrow.t"), ("norm", '"RMSNorm"'), (None, "("),
          ("experts", "inline(sum) p_j E_j"), (None, "("), ("down", "W^arrow.b x"), (None, "))"))  # fmt: skip
 ROLE = {"shared": "value", "up": "key", "norm": "decay", "experts": "memory", "down": "key"}
 MAIN, SHARED, FORMULA = 0.65, 2.4, -1.55  # heights of the routed path, the shared path, the equation

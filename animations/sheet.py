@@ -24,9 +24,9 @@ def contact_sheet(films: dict[str, Path], path: Path) -> None:
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=18)
     for i, (name, film) in enumerate(films.items()):
         x, y = MARGIN + i % COLUMNS * wide, MARGIN + i // COLUMNS * high
-        frames, rate = frames_of(film)
-        draw.text((x, y), f"{name}, {len(frames) / rate:.0f} s", fill=LIGHT.ink, font=font)
-        for j, frame in enumerate((frames[0], frames[len(frames) // 2], frames[-1])):
+        frames, seconds = frames_of(film, lambda i, n: i in (0, n // 2, n - 1))
+        draw.text((x, y), f"{name}, {seconds:.0f} s", fill=LIGHT.ink, font=font)
+        for j, frame in enumerate(frames):
             sheet.paste(frame.resize(THUMBNAIL, Image.Resampling.LANCZOS), (x + j * (THUMBNAIL[0] + MARGIN), y + HEAD))
     _save(sheet, path)
 
@@ -35,7 +35,7 @@ def write_docs(scenes: dict[str, type], films: dict[str, Path]) -> None:
     """The sheet and the stills (last frames) into docs/images/, and the list of scenes into docs/animations.md."""
     contact_sheet(films, IMAGES / "scenes.png")
     for name, film in films.items():
-        _save(frames_of(film)[0][-1], IMAGES / f"scene_{name}.png")
+        _save(frames_of(film, lambda i, n: i == n - 1)[0][0], IMAGES / f"scene_{name}.png")
     text = PAGE.read_text(encoding="utf-8")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     _replace(PAGE, f"{before}{BEGIN}\n{listed(scenes)}{END}{after}".encode())

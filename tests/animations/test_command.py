@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from animations import missing
@@ -91,11 +95,13 @@ def test_a_scene_that_fails_is_named_and_the_others_are_rendered(tmp_path, monke
 
 
 @pytest.mark.scene
-def test_two_at_once_makes_the_same_files(tmp_path, monkeypatch):
-    """Each in a process of its own, which knows only the scenes of this folder: so a real one, and its still."""
-    monkeypatch.chdir(tmp_path)  # manim's media folder lies where it is started
-    made = command.render_all(["KDAWhiteboard"], quality="low", format="png", force=False, jobs=2)
-    assert made["KDAWhiteboard"].stat().st_size > 5_000
+def test_two_at_once_from_the_command_line(tmp_path):
+    """Each in a process of its own, started from ``python -m``; manim's media folder lies where it is started."""
+    path = os.pathsep.join([str(films.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command_line = [sys.executable, "-m", "animations", "render", "QuantileBalancing", "KDAStep", "--format", "png", "--jobs", "2"]
+    done = subprocess.run(command_line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {path.name: path.stat().st_size > 5_000 for path in tmp_path.rglob("*.png")} == {"QuantileBalancing.png": True, "KDAStep.png": True}
 
 
 @pytest.mark.scene
