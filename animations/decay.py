@@ -242,7 +242,9 @@ class BoundedDecay(StageScene):
         self.wait(1.2)
         end = right.mark(story.limit, ROLES["erase"])
         ends = right.ticks((0, story.limit), ("0", power(story.limit)))
-        name = Label("float32 ends", size=SMALL).at(4.1, right.at(0, story.limit)[1] - 0.27)  # between the two curves
+        foot, height = right.at(0, 0)[1], right.at(0, story.limit)[1]
+        # between the two curves; where the old one dwarfs them, beside it
+        name = Label("float32 ends", size=SMALL).at(*((4.1, height - 0.27) if height > foot + 1 else (2.2, height + 0.25)))
         self.play(FadeIn(end, ends, name), self.say(f"float32 holds numbers up to e^{power(story.limit)}."))
         self.wait(0.8)
         steps = np.arange(n + 1)
@@ -255,7 +257,7 @@ class BoundedDecay(StageScene):
             look = {"color": THEME.muted, "dashed": True} if gate == "softplus" else {"color": ROLES["decay"]}
             line = right.curve(steps, sums[gate], **look)
             height = right.at(0, sums[gate][-1])[1]
-            below = gate == "bounded" and height - 0.75 > right.at(0, 0)[1] + 0.2  # a low curve leaves no room under it
+            below = gate == "bounded" and height - 0.75 > foot + 0.2  # a low curve leaves no room under it
             last[gate].at(SAFE[0] - last[gate].width, height - 0.75 if below else height + 0.22)
             self.play(term.light("gate"), self.say(words))
             self.play(Create(line, rate_func=linear), run_time=2.5)
