@@ -132,6 +132,8 @@ def mla_story(
         return MLAStory(forms=forms, **learned_trace(model, text, slot, gate))
     if text is not None:
         raise ValueError("text needs a model to read it: give model=... as well")
+    if not isinstance(notes, (tuple, list)):
+        raise ValueError(f"notes must be a list of (row, word) pairs, got {notes!r}")
     notes = tuple(tuple(note) if isinstance(note, (tuple, list)) else (note,) for note in notes)
     if not 2 <= len(notes) < VALUES or any(len(n) != 2 or not all(isinstance(x, str) and x.strip() for x in n) for n in notes):
         raise ValueError(f"notes must be 2 to {VALUES - 1} (row, word) pairs of texts that are not empty, got {notes!r}")
