@@ -36,7 +36,7 @@ def test_the_course_has_its_scenes():
 @pytest.mark.parametrize("name", sorted(COURSE))
 def test_a_scene_has_a_caption_sections_and_a_still(name):
     scene = scenes()[name]
-    assert re.fullmatch(r"[A-Z].{20,139}[.?]", caption(scene))
+    assert re.fullmatch(r"[A-Z0-9].{20,139}[.?]", caption(scene))
     code = (ROOT / source(scene)).read_text(encoding="utf-8")
     assert "next_section(" in code[code.index(f"class {name}(") :]
     assert (ROOT / "docs" / "images" / f"scene_{name}.png").stat().st_size <= LARGEST["still"]
