@@ -41,7 +41,10 @@ def story_from_environment() -> DecayStory:
     if text := os.environ.get("K3_TEXT"):
         settings["text"] = text
     if half_life := os.environ.get("K3_HALF_LIFE"):
-        settings["one_half_life"] = float(half_life)
+        try:
+            settings["one_half_life"] = float(half_life)
+        except ValueError:
+            raise ValueError(f"K3_HALF_LIFE must be a number of words, got {half_life!r}") from None
     return decay_story(**settings)
 
 

@@ -11,7 +11,7 @@ from animations import missing
 if line := missing():
     pytest.skip(line, allow_module_level=True)
 
-from animations.decay import BoundedDecay, DecayDials
+from animations.decay import BoundedDecay, DecayDials, story_from_environment
 from k3viz import chunks_story, decay_story
 from k3viz.chunks.story import power
 from k3viz.decay.story import equal_dial, tokens_text
@@ -98,3 +98,11 @@ def test_an_unbounded_story_is_refused(tmp_path):
     told = chunks_story(text=TEXT, gate="softplus")
     with pytest.raises(ValueError, match="^story: this scene compares"):
         watch(type("Told", (BoundedDecay,), {"story": told}), tmp_path, frame_rate=1)
+
+
+def test_a_teachers_half_life_is_taken_or_named(monkeypatch):
+    monkeypatch.setenv("K3_HALF_LIFE", "5")
+    assert story_from_environment().one_half_life == 5.0
+    monkeypatch.setenv("K3_HALF_LIFE", "a while")
+    with pytest.raises(ValueError, match="^K3_HALF_LIFE must be a number of words, got 'a while'$"):
+        story_from_environment()
