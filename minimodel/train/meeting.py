@@ -14,7 +14,7 @@ from minimodel.model import K3ForCausalLM
 from minimodel.tasks import meeting
 from minimodel.train.loop import Recipe, train
 
-NOTES = ("curriculum", "dense", "cold")
+NOTES = ("curriculum", "dense", "cold", "old")
 
 
 def train_meeting(
@@ -31,7 +31,7 @@ def train_meeting(
     """The course's meeting model, 2,048 tokens a step.
 
     One project is learned from notes of 128 tokens in about a hundred steps at lr 1.5e-2. With more, notes and their number of projects
-    grow along ``meeting.curriculum``; ``notes`` "dense" or "cold" takes those of :func:`later_batch`. ``start``: the folder of a trained
+    grow along ``meeting.curriculum``; ``notes`` "dense", "cold" or "old" takes those of :func:`later_batch`. ``start``: the folder of a trained
     model to go on from. ``folder``: see :func:`train`. Returns the model and its log.
     """
     if notes not in NOTES:
@@ -64,25 +64,25 @@ def train_meeting(
 def later_batch(kind: str, seed: int, step: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
     """Ids and labels of a training step after the curriculum: 2,048 tokens of notes with more writes, about up to eight projects.
 
-    kind: "dense", with as many writes as the held-out notes have; or "cold", in most of which a few facts change all the time while
-    others grow old: those have to survive many writes to keys beside their own.
+    kind: "dense", with as many writes as the held-out notes have; "cold", in most of which a few facts change all the time while others
+    grow old: those have to survive many writes to keys beside their own; or "old", half of them with fewer questions and less chat, in
+    which they have to survive twice as many.
     """
-    if kind not in ("dense", "cold"):
-        raise ValueError(f"kind must be 'dense' or 'cold', got {kind!r}")
+    if kind not in NOTES[1:]:
+        raise ValueError(f"kind must be one of {', '.join(NOTES[1:])}, got {kind!r}")
     rng = random.Random(f"meeting/train/{kind}/{seed}/{step}")
-    cold = kind == "cold"
-    length = meeting.LONGEST // (1 if step % (4 if cold else 2) else 2)
+    length = meeting.LONGEST // (1 if step % (2 if kind == "dense" else 4) else 2)
     notes = []
     for _ in range(2 * meeting.LONGEST // length):
-        if cold:
-            projects = rng.randint(1, 8)
-            most = min(5 * projects, length // 24)
-            chat = rng.uniform(0, 0.6)
-            ask = rng.choice((0.0, rng.uniform(0, 0.25)))
-            final, spread = rng.randint((most + 1) // 2, most), rng.choice((0.0, 2.0, 6.0))
-            uneven = {"reveal": 0.2, "few": 0.3, "spread": spread}
-        else:
+        if kind == "dense":
             chat, ask = rng.uniform(0, 0.6), rng.uniform(0, 0.25)
             projects, final, uneven = rng.randint(1, 8), rng.randint(8, length // 24), {}
+        else:
+            projects, terse = rng.randint(1, 8), kind == "old" and rng.random() < 0.5
+            most = min(5 * projects, length // (64 if terse else 24))
+            chat = rng.uniform(0, 0.2 if terse else 0.6)
+            ask = rng.choice((0.0, rng.uniform(0, 0.25))) if not terse else 0.0
+            final, spread = rng.randint((most + 1) // 2, most), rng.choice((0.0, 2.0, 6.0))
+            uneven = {"reveal": 0.2, "few": 0.3, "spread": spread}
         notes.append(meeting.write_note(rng, projects=projects, length=length, chat=chat, ask=ask, final_questions=final, **uneven))
     return meeting.pad_notes(notes, length)

@@ -175,7 +175,7 @@ def test_batches_of_any_length(length):
 # ---- later training ----
 
 
-@pytest.mark.parametrize("kind", ["dense", "cold"])
+@pytest.mark.parametrize("kind", ["dense", "cold", "old"])
 def test_later_notes_hold_2048_tokens_and_the_latest_value_answers(kind):
     for step in range(4):
         ids, labels = later_batch(kind, 2, step)
@@ -199,11 +199,11 @@ def test_where_changes_are_uneven_some_facts_grow_old():
 
 @pytest.mark.bad_input
 def test_later_notes_name_what_is_wrong():
-    with pytest.raises(ValueError, match="^kind must be 'dense' or 'cold', got 'hot'"):
+    with pytest.raises(ValueError, match="^kind must be one of dense, cold, old, got 'hot'"):
         later_batch("hot", 0, 0)
     with pytest.raises(ValueError, match="^spread must be at least 0 or None, got -1.0"):
         write_note(random.Random(0), projects=1, length=64, spread=-1.0)
-    with pytest.raises(ValueError, match="^notes must be one of curriculum, dense, cold, got 'warm'"):
+    with pytest.raises(ValueError, match="^notes must be one of curriculum, dense, cold, old, got 'warm'"):
         train_meeting(steps=1, notes="warm")
     with pytest.raises(ValueError, match="^notes='cold' is about up to 8 projects, got projects=1"):
         train_meeting(steps=1, notes="cold")
@@ -239,13 +239,13 @@ def test_held_out_seeds_are_never_drawn_by_training(monkeypatch):
     for seed in range(3):
         for step in range(5):
             training_batch(seed, step, rows=1, length=64)
-            for kind in ("dense", "cold"):
+            for kind in ("dense", "cold", "old"):
                 later_batch(kind, seed, step)
     training = set(drawn)
     drawn.clear()
     for seed in range(3):
         held_out_notes(seed, 5, projects=2, length=128)
-    assert len(training) == 45 and len(set(drawn)) == 15 and not training & set(drawn)
+    assert len(training) == 60 and len(set(drawn)) == 15 and not training & set(drawn)
     assert all(str(s).startswith("meeting/train/") for s in training) and all(str(s).startswith("meeting/held-out/") for s in drawn)
 
 
