@@ -21,7 +21,7 @@ from minimodel.layers import l2norm, rms_norm
 from minimodel.mla import LATENT_EPS, GatedMLA
 from minimodel.model import K3ForCausalLM
 from minimodel.pretrained import load_pretrained
-from minimodel.tasks import meeting
+from minimodel.tasks import meeting, story
 
 # ---- the two mixers: p holds a layer's weights by their released names ----
 SMALL = K3Config.meeting().replace(
@@ -203,19 +203,19 @@ def _logits(build: Callable, config: K3Config, ids: Tensor) -> Tensor:
     return getattr(out, "logits", out)
 
 
-TEXTS = (
-    f"{' '.join(meeting.ARTICLE)} {meeting.question('day')}",
-    f"{meeting.ARTICLE[0]} {meeting.question('day')}",
-    f"{' '.join(meeting.ARTICLE)} {meeting.question('room')}",
-    "The Globex planning meeting is Monday, in room 2A, with nine people attending. The meeting has moved to room 5B. "
-    + meeting.question("room"),
-    "The budget for Falcon is $80k. The budget for Harbor is $20k. The budget for Falcon changed to $50k. "
-    + meeting.question("budget", "Falcon"),
-)
+ARTICLE = f"{' '.join(meeting.ARTICLE)} {meeting.question('day')}"
+SEVERAL = ("The budget for Falcon is $80k. The budget for Harbor is $20k. The budget for Falcon changed to $50k. "
+           + meeting.question("budget", "Falcon"))  # fmt: skip
+
+
+def _text(draw):
+    """The article's question first; the seed's own story, without its update too; a fact it does not change; several projects."""
+    own = story.tell(draw.seed)
+    return draw.pick(ARTICLE, own.text, f"{own.notes} {own.question}", f"{own.notes} {own.update} {meeting.question('attendees')}", SEVERAL)
 
 
 def _ids(draw):
-    return torch.tensor([meeting.encode(TEXTS[draw.case])])
+    return torch.tensor([meeting.encode(_text(draw))])
 
 
 own_model = Step("own_model", K3ForCausalLM, lambda draw: {"config": K3Config.meeting(), "ids": _ids(draw)}, ("logits [B T vocab]",),
@@ -331,6 +331,6 @@ def _word(model: Callable, text: str) -> str:
 
 
 # the reference reads the same weights in the course's model; the first question is the one that began the course
-thursday = Step("thursday", lambda ids: _trained()(ids), lambda draw: {"text": TEXTS[draw.case]}, ("word",), run=_word)
+thursday = Step("thursday", lambda ids: _trained()(ids), lambda draw: {"text": _text(draw)}, ("word",), run=_word)
 
 STEPS = (kda_layer, mla_layer, depth_stack, own_model, greedy, thursday)

@@ -6,6 +6,7 @@ slip is named. A *law* is something every right answer obeys (a length, a sum, c
 
 from __future__ import annotations
 
+import os
 import textwrap
 import traceback
 import zlib
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Seed = int | str  # a number, or a word such as a student's name
 CASES = 5  # inputs a step is tried on
 OURS = (str(Path(__file__).resolve().parents[1]), str(Path(torch.__file__).resolve().parent))
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}  # of the largest right value, or of 1 where that is smaller
@@ -33,11 +35,16 @@ class NotYet(AssertionError):
         return [line for sentence in self.sentences for line in textwrap.wrap(sentence, 95)]  # IPython asks for this
 
 
+def seed_in_use() -> Seed:
+    """The seed of checks that are called without one: the environment variable ``K3_SEED``, or 0 where it is not set."""
+    return os.environ.get("K3_SEED") or 0
+
+
 class Draw:
     """Random inputs of one case, the same for the same (step, seed, case). The last case is in float32, the others in float64."""
 
-    def __init__(self, step: str, seed: int, case: int) -> None:
-        self.case = case
+    def __init__(self, step: str, seed: Seed, case: int) -> None:
+        self.seed, self.case = seed, case
         self.dtype = torch.float32 if case == CASES - 1 else torch.float64
         self._random = torch.Generator().manual_seed(zlib.crc32(f"{step}/{seed}/{case}".encode()))
 
@@ -127,12 +134,13 @@ class Step:
 
         return add
 
-    def inputs(self, case: int, seed: int = 0) -> dict[str, Any]:
+    def inputs(self, case: int, seed: Seed = 0) -> dict[str, Any]:
         """The named inputs of one case, drawn anew."""
         return self._inputs(Draw(self.name, seed, case))
 
-    def __call__(self, mine: Callable, *, seed: int = 0) -> None:
-        """Compare ``mine`` with the reference on five inputs; ``seed`` draws other ones."""
+    def __call__(self, mine: Callable, *, seed: Seed | None = None) -> None:
+        """Compare ``mine`` with the reference on five inputs. Another ``seed`` draws other ones; by default it is :func:`seed_in_use`."""
+        seed = seed_in_use() if seed is None else seed
         if not callable(mine):
             raise NotYet(f"{self.name}: not yet. Give the function itself, not what it returns; got a {type(mine).__name__}.")
         theirs = [self._try(mine, case, seed) for case in range(CASES)]
@@ -158,24 +166,24 @@ class Step:
             parts.append(f"The likely slip: {slip.hint}.")
         raise NotYet(*parts) from error
 
-    def _results(self, function: Callable, case: int, seed: int) -> tuple:
+    def _results(self, function: Callable, case: int, seed: Seed) -> tuple:
         results = self._run(function, *self.inputs(case, seed).values())
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
-    def _try(self, function: Callable, case: int, seed: int) -> tuple | Exception:
+    def _try(self, function: Callable, case: int, seed: Seed) -> tuple | Exception:
         """What a function gives on a case: its results, or the error that stopped it."""
         try:
             return self._results(function, case, seed)
         except Exception as error:
             return error
 
-    def _obeys(self, law: Law, mine: Callable, case: int, seed: int) -> bool:
+    def _obeys(self, law: Law, mine: Callable, case: int, seed: Seed) -> bool:
         try:
             return bool(law.holds(mine, *self.inputs(case, seed).values()))
         except Exception:  # it ran on the inputs as they were, so it broke on the law's own
             return False
 
-    def _changed_input(self, mine: Callable, seed: int) -> str | None:
+    def _changed_input(self, mine: Callable, seed: Seed) -> str | None:
         given, fresh = self.inputs(0, seed), self.inputs(0, seed)
         self._run(mine, *given.values())
         for name, value in fresh.items():
@@ -184,7 +192,7 @@ class Step:
                 return name
         return None
 
-    def _slip_of(self, theirs: list[tuple | Exception], seed: int) -> Slip | None:
+    def _slip_of(self, theirs: list[tuple | Exception], seed: Seed) -> Slip | None:
         """The slip whose outcome is theirs on every case; an error matches an error, but something must have run."""
         if all(isinstance(outcome, Exception) for outcome in theirs):
             return None
@@ -193,9 +201,10 @@ class Step:
                 return slip
         return None
 
-    def _where(self, case: int, seed: int) -> str:
+    def _where(self, case: int, seed: Seed) -> str:
         sizes = [f"{name} {_size(value)}" for name, value in self.inputs(case, seed).items()]
-        return f"On input {case + 1} of {CASES} ({', '.join(sizes)}):"
+        drawn = "" if str(seed) == "0" else f" with seed {seed}"  # who reads the verdict can have the same inputs again
+        return f"On input {case + 1} of {CASES}{drawn} ({', '.join(sizes)}):"
 
     def _difference(self, got: tuple | Exception, want: tuple | Exception) -> str | None:
         """What is different, in a sentence; None if nothing is."""

@@ -157,7 +157,7 @@ def retention_instead(f, A_log, dt_bias):
 @log_decay.law("g lies between -5 and 0")
 def within_bounds(mine, f, A_log, dt_bias):
     g = mine(f, A_log, dt_bias)
-    return bool(((g > -5) & (g < 0)).all())
+    return bool(((g >= -5) & (g <= 0)).all())  # a saturated sigmoid is 0 or 1 in floating point
 
 
 write_strength = Step(

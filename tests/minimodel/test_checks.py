@@ -169,6 +169,48 @@ def test_inputs_are_fresh_and_repeatable():
     assert not torch.equal(first, other)
 
 
+def test_the_environment_gives_a_seed_and_the_argument_goes_first(monkeypatch):
+    def drawn(**options):
+        seen = []
+        double(lambda x, n: (seen.append(x.clone()), (2 * x, n))[1], **options)
+        return seen[0]
+
+    monkeypatch.delenv("K3_SEED", raising=False)
+    by_argument, plain = drawn(seed="anna"), drawn()
+    assert torch.equal(plain, drawn(seed=0)) and not torch.equal(plain, by_argument)
+    monkeypatch.setenv("K3_SEED", "anna")
+    assert checks.seed_in_use() == "anna" and torch.equal(drawn(), by_argument) and torch.equal(drawn(seed=0), plain)
+    assert "On input 1 of 5 with seed anna (x [2, 3]" in verdict(squared)
+    monkeypatch.setenv("K3_SEED", "")
+    assert checks.seed_in_use() == 0 and "On input 1 of 5 (x" in verdict(squared)
+
+
+def test_a_seed_asks_its_own_story():
+    from minimodel.tasks import story
+
+    texts = [checks.thursday.inputs(case, "anna")["text"] for case in range(CASES)]
+    assert texts[1] == story.tell("anna").text and texts[1] != checks.thursday.inputs(1)["text"]
+    assert texts[0] == checks.thursday.inputs(0)["text"] and texts[0].endswith("The meeting is now on")  # Thursday, for everybody
+    learned_by_heart = iter(["Thursday", *(checks.thursday._results(checks.thursday.reference, case, 0)[0] for case in range(1, CASES))])
+    vocabulary = minimodel.tasks.meeting.VOCABULARY
+
+    def recites(ids):
+        logits = torch.zeros(1, ids.shape[1], len(vocabulary))
+        logits[0, -1, vocabulary.index(next(learned_by_heart))] = 1
+        return logits
+
+    with pytest.raises(NotYet, match="On input 2 of 5 with seed anna .* word is .+, it should be "):
+        checks.thursday(recites, seed="anna")
+
+
+@pytest.mark.parametrize("step", [step for step in checks.STEPS.values() if step.laws], ids=lambda step: step.name)
+@pytest.mark.parametrize("seed", ["anna", "Zoë 17", 1, 8])
+def test_right_answers_obey_the_laws_on_any_seed(step, seed):
+    for case in range(CASES):
+        for law in step.laws:
+            assert law.holds(step.reference, *step.inputs(case, seed).values()), law.sentence
+
+
 def test_a_notebook_shows_the_sentences_without_the_stack():
     with pytest.raises(NotYet) as caught:
         double(squared)
