@@ -14,6 +14,7 @@ BAR, TALL, HEAD, FOOT, LINES, LINE = 24, 34, 44, 26, 190, 17  # px: bars, above 
 COLUMNS = ((0.0, 0.47), (0.53, 1.0))
 NAMES, NUMBERS = 0.42, 0.26  # share of a bar picture for the names at its left; share of its axis for the numbers at its right
 LABEL = 27  # letters of a bar's name in one line; longer ones take two, and taller bars
+TITLE, WIDE = 50, 118  # letters of a line above a picture, and of one across both columns, that fit a page of 1280 px with a side bar
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
@@ -27,7 +28,7 @@ def experiment_figure(*, name: str = "toolbox", story: ExperimentStory | None = 
     rows = [story.pictures[i : i + 2] for i in range(0, len(story.pictures), 2)]
     heights = [HEAD + FOOT + max(map(_height, row)) for row in rows]
     said = [f"<b>{literal(line)}</b>" for line in textwrap.wrap(story.question, 100)]
-    said += wrapped(f"Measured here ({story.run}). At this size: {story.verdict}. {story.sentence}", 140).split("<br>")
+    said += wrapped(f"Measured here ({story.run}). At this size: {story.verdict}. {story.sentence}", WIDE).split("<br>")
     below = _published(story)
     total, head, foot = sum(heights), LINE * len(said) + 24, LINE * len(below) + 24
     looks = _looks(story)
@@ -155,11 +156,12 @@ def _names(picture: LinePicture, n: str, x: tuple, y: tuple, looks: dict, theme:
 
 
 def _heading(picture: BarPicture | LinePicture, x: float, y: float, theme: Theme) -> dict[str, Any]:
-    more = (
-        f" <span style='color:{theme.muted}'>{literal(picture.better)}</span>" if isinstance(picture, BarPicture) and picture.better else ""
-    )
-    return {"text": f"<b>{literal(picture.title)}</b>{more}", "x": x, "y": y, "xref": "paper", "yref": "paper", "xanchor": "left",
-            "yanchor": "bottom", "showarrow": False, "font": {"size": 13, "color": theme.ink}}  # fmt: skip
+    better = picture.better if isinstance(picture, BarPicture) else ""
+    lines = textwrap.wrap(picture.title, TITLE)
+    gap = "<br>" if len(lines[-1]) + len(better) > TITLE else " "
+    more = f"{gap}<span style='color:{theme.muted}'>{literal(better)}</span>" if better else ""
+    return {"text": "<br>".join(f"<b>{literal(line)}</b>" for line in lines) + more, "x": x, "y": y, "xref": "paper", "yref": "paper", "xanchor": "left",
+            "yanchor": "bottom", "align": "left", "showarrow": False, "font": {"size": 13, "color": theme.ink}}  # fmt: skip
 
 
 def _published(story: ExperimentStory) -> list[str]:
@@ -169,7 +171,7 @@ def _published(story: ExperimentStory) -> list[str]:
     lines = ["<b>Published, by others and of far larger models</b>"]
     for source in dict.fromkeys(fact.source for fact in story.published):
         facts = "; ".join(f"{fact.label}: {fact.text}" for fact in story.published if fact.source == source)
-        lines += wrapped(f"◆ {facts} ({source})", 145).split("<br>")
+        lines += wrapped(f"◆ {facts} ({source})", WIDE).split("<br>")
     return lines
 
 
