@@ -12,8 +12,10 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("**/*.ipynb"))
+COURSE = sorted(FOLDER.glob("*.ipynb"))
 STARTERS = sorted((FOLDER / "exercises").glob("*.ipynb"))  # exercises to be filled in: stored as they are, not run
 LARGEST = 500_000
+LINES, LETTERS = 25, 106  # of a code cell; JupyterLab beside its file browser shows that many letters on a page 1,280 px wide
 VIEW = "application/vnd.jupyter.widget-view+json"
 FIGURE = "application/vnd.plotly.v1+json"
 PICTURES = ("image/png", "image/svg+xml", FIGURE)
@@ -104,6 +106,24 @@ def description_problems(notebook):
                 yield f"a picture has no description in words, neither text/plain nor a figure's title: {words[:60]!r}"
 
 
+def size_problems(notebook):
+    for number, cell in enumerate(notebook.cells):
+        lines = cell.source.splitlines()
+        if cell.cell_type == "code" and (len(lines) > LINES or any(len(line) > LETTERS for line in lines)):
+            yield f"cell {number} has {len(lines)} lines, the longest of {max(map(len, lines))} letters: more than {LINES} or {LETTERS}"
+
+
+def missing_parts(notebook):
+    """What every notebook of the course has: a prediction, a panel, the price, a box of mistakes, three exercises and the sources."""
+    text = "\n".join(cell.source for cell in notebook.cells)
+    parts = {"**Predict.**": 1, "_panel(": 1, "What articles get wrong": 1, "## Exercises": 1, "## Sources": 1, "Acme|[Mm]eeting|Thursday": 1,
+             r"(?m)^\*\*[123]\. ": 3, "</details>": 2}  # fmt: skip
+    for part, times in parts.items():
+        found = len(re.findall(part if "|" in part or "(?m)" in part else re.escape(part), text))
+        if found < times:
+            yield f"{part!r} is there {found} times, not {times}"
+
+
 def problems(notebook):
     checks = (stored_state_problems, execution_problems, import_problems, description_problems)
     return [problem for check in checks for problem in check(notebook)]
@@ -125,6 +145,12 @@ def test_stored_notebook(path):
     assert path.stat().st_size <= LARGEST
     found = starter_problems if path in STARTERS else problems
     assert list(found(nbformat.read(path, as_version=4))) == []
+
+
+@pytest.mark.parametrize("path", COURSE, ids=lambda path: path.stem)
+def test_notebook_of_the_course(path):
+    notebook = nbformat.read(path, as_version=4)
+    assert [*size_problems(notebook), *missing_parts(notebook)] == []
 
 
 # ---- the checks themselves: each must notice its own kind of fault
@@ -171,6 +197,18 @@ def test_a_good_notebook_has_no_problems():
 def test_a_fault_is_noticed(change, word):
     found = spoil(change)
     assert any(word in problem for problem in found), found
+
+
+@pytest.mark.parametrize("source", ["\n" * LINES + "1", "1  # " + "x" * LETTERS])
+def test_a_large_cell_is_noticed(source):
+    assert len(list(size_problems(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])))) == 1
+
+
+def test_a_missing_part_is_noticed():
+    notebook = nbformat.read(COURSE[1], as_version=4)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("**Predict.**", "").replace("**3. ", "**4. ")
+    assert len(list(missing_parts(notebook))) == 2
 
 
 def test_notebook_files_are_plain_json_with_stable_cell_ids():
