@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minimodel.delta_rule.chunked import _differentiable_backward
-from minimodel.delta_rule.native_available import library
+from minimodel.delta_rule.native_available import library, team
 from minimodel.layers import own_precision
 
 KEPT_EVERY = 64  # tokens between two states that are kept: GROUP tiles of native_tile.h
@@ -145,7 +145,7 @@ def _run(kernel, call: ctypes.Structure, head: _Call) -> None:
     """Call a kernel, which lets other Python threads run, with torch's number of threads and no more than there is work for."""
     sequences, work = head.documents * head.heads, _tokens(head) * head.heads * head.K * head.V
     threads = max(1, min(torch.get_num_threads(), sequences, work // WORTH_A_THREAD))
-    if kernel(ctypes.byref(call), ctypes.c_int64(threads)):
+    if kernel(ctypes.byref(call), ctypes.c_int64(threads), team()):
         raise MemoryError(f"kda: no memory for the work of {threads} threads")
 
 

@@ -74,6 +74,27 @@ def library() -> ctypes.CDLL:
     return found
 
 
+def team() -> ctypes.c_void_p:
+    """Address of the function by which torch's OpenMP runs a function on its threads; NULL where there is none.
+
+    A forked process has none either: it inherits OpenMP's books, but not the threads in them.
+    """
+    return ctypes.c_void_p(None if os.getpid() != _loaded_by else _gomp_parallel())
+
+
+_loaded_by = os.getpid()
+
+
+@cache
+def _gomp_parallel() -> int | None:
+    for path in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):  # a name is looked for in what this library needs, too
+        try:
+            return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, ctypes.c_void_p).value
+        except (OSError, AttributeError):  # another OpenMP, or none
+            continue
+    return None
+
+
 @cache  # what failed is not tried again in this process
 def _library() -> tuple[ctypes.CDLL | None, str | None]:
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]

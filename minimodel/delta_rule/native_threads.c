@@ -1,5 +1,8 @@
 /* Shares sequences, one head of one document each, out among threads. One thread computes a sequence from beginning to end, so that results
- * don't depend on how many threads there are. They live as long as the call: a forked process would not inherit them. */
+ * don't depend on how many threads there are.
+ *
+ * The threads are those of torch, whose OpenMP offers GOMP_parallel (``team``). After an operation of torch they go on waiting for the next one at
+ * full speed for a while, so that threads of our own would have to share the cores with them. Without a team we start some for the call. */
 #include "native_call.h"
 #include <pthread.h>
 #include <stdlib.h>
@@ -19,15 +22,27 @@ static void work(Call *c, int backward) {
     free(memory);
 }
 
-static void *forward(void *call) { return work(call, 0), NULL; }
-static void *backward(void *call) { return work(call, 1), NULL; }
+static void forward(void *call) { work(call, 0); }
+static void backward(void *call) { work(call, 1); }
 
-static int64_t run(void *(*pass)(void *), void *call, int64_t threads) {
-    pthread_t others[64];
-    int64_t started = 0;
-    while (started < threads - 1 && started < 64 && !pthread_create(&others[started], NULL, pass, call)) started++;
-    pass(call);
-    while (started) pthread_join(others[--started], NULL);
+typedef void Team(void (*pass)(void *), void *call, unsigned threads, unsigned flags);
+typedef struct {
+    void (*pass)(void *);
+    void *call;
+} Task;
+
+static void *one(void *task) { return ((Task *)task)->pass(((Task *)task)->call), NULL; }
+
+static int64_t run(void (*pass)(void *), void *call, int64_t threads, Team *team) {
+    if (team && threads > 1) team(pass, call, threads, 0);
+    else {
+        Task task = {pass, call};
+        pthread_t others[64];
+        int64_t started = 0;
+        while (started < threads - 1 && started < 64 && !pthread_create(&others[started], NULL, one, &task)) started++;
+        pass(call);
+        while (started) pthread_join(others[--started], NULL);
+    }
     return ((Call *)call)->failed;
 }
 
@@ -44,5 +59,5 @@ static void in_large_pages(float *memory, int64_t numbers) {
 /* What Python calls. Return 0, or 1 when there was no memory. All other names stay inside the library. */
 #define EXPORTED __attribute__((visibility("default")))
 EXPORTED void kda_in_large_pages(float *memory, int64_t numbers) { in_large_pages(memory, numbers); }
-EXPORTED int64_t kda_forward(Call *call, int64_t threads) { return run(forward, call, threads); }
-EXPORTED int64_t kda_backward(Gradients *call, int64_t threads) { return run(backward, call, threads); }
+EXPORTED int64_t kda_forward(Call *call, int64_t threads, Team *team) { return run(forward, call, threads, team); }
+EXPORTED int64_t kda_backward(Gradients *call, int64_t threads, Team *team) { return run(backward, call, threads, team); }

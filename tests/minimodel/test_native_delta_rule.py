@@ -1,5 +1,8 @@
 """The delta rule's C kernels: against the float64 recurrence, at its extremes, in every layout, from several threads."""
 
+import ctypes
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -315,3 +318,36 @@ def test_several_python_threads_at_once():
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda n: results_and_gradients(cases[n % 4]), range(24)))
     assert all(equal(x, wanted[n % 4]) for n, x in enumerate(found))
+
+
+def test_threads_of_its_own_where_openmp_offers_none(monkeypatch):
+    monkeypatch.setattr(native, "WORTH_A_THREAD", 1)
+    x = case(B=2, T=70, H=3)
+    try:
+        torch.set_num_threads(3)
+        wanted = results_and_gradients(x)
+        monkeypatch.setattr(native, "team", lambda: ctypes.c_void_p(None))
+        assert equal(results_and_gradients(x), wanted)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch's OpenMP offers no GOMP_parallel, and the kernel starts threads of its own")
+def test_on_linux_they_are_those_of_torch():
+    assert native.team().value
+
+
+def test_a_forked_process_does_not_wait_for_threads_that_it_lacks():
+    program = """
+import os, torch
+from minimodel.delta_rule import kda, native
+native.WORTH_A_THREAD = 1
+torch.set_num_threads(2)
+x = [torch.full((1, 64, 4, 16), n) for n in (0.1, 0.2, 0.3, -1.0)] + [torch.full((1, 64, 4), 0.5)]
+o, _ = kda(*x, backend="native")
+if not (child := os.fork()):
+    again, _ = kda(*x, backend="native")
+    os._exit(0 if (again == o).all() else 3)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=300)
