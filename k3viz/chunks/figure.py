@@ -17,7 +17,7 @@ FAINT = -4  # log10 of the smallest entry that is drawn
 NAMED = 16  # up to so many words a chunk are named
 NAME = 0.24  # height of a limit's name, as a share of its axis
 SMALLEST = 1e-17  # where the error axis ends: float64's own rounding is about 1e-16
-HEADS = ("<b>L</b>: what a key meets of earlier keys", "<b>(I + L)<sup>−1</sup></b>: all erasures at once", "<b>A</b>: what a query reads")
+HEADS = ("<b>L</b>: how keys meet earlier ones", "<b>(I + L)<sup>−1</sup></b>: all erasures at once", "<b>A</b>: what a query reads")
 
 
 def chunks_figure(*, story: ChunksStory | None = None, show: int = -1, theme: Theme = LIGHT) -> go.Figure:

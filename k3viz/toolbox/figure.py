@@ -53,7 +53,7 @@ def toolbox_picture(story: ToolboxStory, theme: Theme, *, title: bool = True) ->
     notes = [
         note(theme, "<b>What is kept of each token</b> (height: numbers in a layer)", TOKENS[0], UPPER[1] + 0.01),
         note(theme, "<b>Measured</b>", BYTES, UPPER[1] + 0.01),
-        note(theme, f"<b>The {story.slot}, if asked now</b>", ANSWER[0], UPPER[1] + 0.01),
+        note(theme, f"<b>Asked for the {story.slot}</b>", ANSWER[0], UPPER[1] + 0.01),
         note(theme, f"<b>{name[0].upper()}{name[1:]}, layer {story.layer}: what counts for the blank</b> (italics: question)",
              TOKENS[0], LOWER[1] + 0.01),
         note(theme, _explained(story), BYTES, LOWER[1], size=12, yanchor="top"),
