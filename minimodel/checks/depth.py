@@ -44,6 +44,11 @@ def sigmoid_weights(sources, query, gain):
     return (torch.sigmoid(rms_norm(sources, gain, EPS) @ query)[..., None] * sources).sum(-2)
 
 
+@attention_residual.slip("this is the plain mean of the sources: what is read before training. The query weighs them")
+def plain_mean(sources, query, gain):
+    return sources.mean(-2)
+
+
 @attention_residual.slip("the gain of the norm is missing")
 def depth_without_gain(sources, query, gain):
     return reference_residual(sources, query, torch.ones_like(gain))

@@ -159,7 +159,7 @@ class Step:
         if isinstance(error, NotImplementedError):
             raise NotYet(f"{self.name}: not yet. It, or a function that it calls, is not written: {error}".rstrip(": ") + ".") from None
         parts = [f"{self.name}: not yet.", f"{self._where(wrong, seed)} {self._difference(theirs[wrong], right[wrong])}"]
-        broken = [] if error else [law.sentence for law in self.laws if not self._obeys(law, mine, wrong, seed)]
+        broken = [] if error or _is_nothing(theirs[wrong]) else [law.sentence for law in self.laws if not self._obeys(law, mine, wrong, seed)]
         parts += [f"Broken: {sentence}." for sentence in broken]
         slip = self._slip_of(theirs, seed)
         if slip is not None:
@@ -212,6 +212,8 @@ class Step:
             if isinstance(got, Exception):
                 return None if isinstance(want, Exception) else f"your function stopped with {_told(got)}"
             return "your function returned where it should have stopped."
+        if _is_nothing(got):
+            return f"it returned nothing (None): is its `return` missing? Asked for: {', '.join(self.outputs)}."
         if len(got) != len(self.outputs):
             return f"it returned {len(got)} values; {len(self.outputs)} are asked for: {', '.join(self.outputs)}."
         for x in got:
@@ -227,6 +229,10 @@ class Step:
             if problem:
                 return problem
         return None
+
+
+def _is_nothing(results: tuple | Exception) -> bool:
+    return isinstance(results, tuple) and len(results) == 1 and results[0] is None
 
 
 def _value_difference(described: str, mine: Any, right: Any) -> str | None:

@@ -205,6 +205,11 @@ def no_norm(o, gate, gain):
     return gain * o * torch.sigmoid(gate)
 
 
+@gated_norm.slip("norm and gain are missing: this is the gate alone")
+def gate_alone(o, gate, gain):
+    return o * torch.sigmoid(gate)
+
+
 @gated_norm.slip("the norm runs over all heads together. Each head has its own: the mean is over the last axis alone")
 def norm_over_all_heads(o, gate, gain):
     return gain * o * torch.rsqrt(o.square().mean((-2, -1), keepdim=True) + 1e-5) * torch.sigmoid(gate)

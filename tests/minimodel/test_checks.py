@@ -88,7 +88,7 @@ def verdict(mine):
     (lambda x, n: (2 * x.T, n), "y has shape [3, 2], it should be [B T] = [2, 3]."),
     (lambda x, n: (2 * x.float(), n), "y is float32, it should be float64."),
     (lambda x, n: 2 * x, "it returned 1 values; 2 are asked for: y [B T], count."),
-    (lambda x, n: None, "it returned 1 values"),
+    (lambda x, n: None, "it returned nothing (None): is its `return` missing? Asked for: y [B T], count."),
     (lambda x, n: (None, n), "it returned a NoneType; asked for: y [B T], count."),
     (lambda x, n: (1.0, n), "y is a float, it should be a tensor [B T]."),
     (lambda x, n: (2 * x, 6), "count is 6, it should be 5."),
