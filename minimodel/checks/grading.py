@@ -159,7 +159,8 @@ class Step:
         if isinstance(error, NotImplementedError):
             raise NotYet(f"{self.name}: not yet. It, or a function that it calls, is not written: {error}".rstrip(": ") + ".") from None
         parts = [f"{self.name}: not yet.", f"{self._where(wrong, seed)} {self._difference(theirs[wrong], right[wrong])}"]
-        broken = [] if error or _is_nothing(theirs[wrong]) else [law.sentence for law in self.laws if not self._obeys(law, mine, wrong, seed)]
+        nothing = error or _is_nothing(theirs[wrong])  # laws would say the same again
+        broken = [] if nothing else [law.sentence for law in self.laws if not self._obeys(law, mine, wrong, seed)]
         parts += [f"Broken: {sentence}." for sentence in broken]
         slip = self._slip_of(theirs, seed)
         if slip is not None:
