@@ -1,4 +1,4 @@
-"""Make .venv and install the project into it: `python .ci/setup.py lab` or `python .ci/setup.py test`. Standard library only.
+"""Make .venv and install the project into it: `python .ci/setup.py lab`, or `test`, or `docs`. Standard library only.
 
 A second run does nothing: what was installed is remembered in .venv, with a hash of pyproject.toml, constraints.txt and the
 Python version. On Debian and Ubuntu, as root, `test` also installs the system packages of the scenes and the browser test; elsewhere
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "k3-installed.json"
-EXTRAS = {"lab": ["notebooks"], "test": ["notebooks", "test"], "scenes": ["animations"]}
+EXTRAS = {"lab": ["notebooks"], "docs": ["docs"], "test": ["docs", "notebooks", "test"], "scenes": ["animations"]}
 # manim compiles pycairo and manimpango on Linux; the browser test drives Chromium, which needs a font
 SCENE_PACKAGES = ["gcc", "libc6-dev", "python3-dev", "pkg-config", "libcairo2-dev", "libpango1.0-dev"]
 BROWSER_PACKAGES = ["chromium", "fonts-dejavu-core"]
@@ -134,6 +134,6 @@ def main(goal):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in ("lab", "test"):
-        sys.exit(f"usage: {sys.argv[0]} lab|test")
+    if len(sys.argv) != 2 or sys.argv[1] not in ("lab", "docs", "test"):
+        sys.exit(f"usage: {sys.argv[0]} lab|docs|test")
     main(sys.argv[1])

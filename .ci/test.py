@@ -1,4 +1,4 @@
-"""`make test`: set up what is missing, then every test in four parts, with the time of each. Standard library only.
+"""`make test`: set up what is missing, then every test in five parts, with the time of each. Standard library only.
 
 `python .ci/test.py scenes browser` runs these parts only.
 """
@@ -12,10 +12,11 @@ import setup
 # Two workers: the suite is planned for two cores. loadscope keeps the cells of one notebook, and the tests of one module, together.
 PARALLEL = ["-n", "2", "--dist", "loadscope"]
 PARTS = {
-    "unit tests": ["tests", "--ignore=tests/animations", "--ignore=tests/browser", *PARALLEL],
+    "unit tests": ["tests", "--ignore=tests/animations", "--ignore=tests/browser", "--ignore=tests/site", *PARALLEL],
     "notebooks": ["notebooks", "--nbval", *PARALLEL],  # the exercises' solutions too; a conftest leaves the starters out
     "scenes": ["tests/animations", *PARALLEL],
     "browser": ["tests/browser", "-rP"],  # its measured times are printed
+    "docs": ["tests/site"],
 }
 NO_TEST_RAN = 5  # pytest's exit status
 

@@ -1,8 +1,10 @@
-"""record(model): look inside a running model. Off, it costs one attribute test a layer.
+"""record(model): look inside a running model.
 
     with record(model) as trace:
         model(ids)
     trace["layers.2.kda.state"]        # [B, T, H, K, V], after every token
+
+Off, it costs one attribute test a layer.
 """
 
 from __future__ import annotations
