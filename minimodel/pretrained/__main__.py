@@ -1,7 +1,7 @@
 """Score a trained meeting model on held-out notes, and publish a finished run into the package.
 
     python -m minimodel.pretrained score                     # the committed checkpoint
-    python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold --minutes 120   # the last run's model; curve and scores of all
+    python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold runs/old --minutes 197   # the last run's model; curve and scores of all
     python -m minimodel.pretrained toolbox                   # train and publish the five models of the toolbox
 """
 
@@ -46,7 +46,8 @@ def scores(model: K3ForCausalLM, *, answers: int = 1000) -> dict:
 COMMANDS = """python -m minimodel.train meeting --threads 1 --out runs/meeting
 python -m minimodel.train meeting --threads 1 --out runs/dense --notes dense --start runs/meeting/model --steps 6500 --lr 1.2e-2
 python -m minimodel.train meeting --threads 1 --out runs/cold --notes cold --start runs/dense/model --steps 6000 --lr 1e-2
-python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold --minutes"""
+python -m minimodel.train meeting --threads 1 --out runs/old --notes old --start runs/cold/model --steps 16000 --lr 8e-3
+python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold runs/old --minutes"""
 
 
 def readme(result: dict, steps: int, minutes: int) -> str:
@@ -61,8 +62,8 @@ def readme(result: dict, steps: int, minutes: int) -> str:
 ```
 
 {steps:,} steps of 2,048 tokens took {minutes} minutes; the longest note has {meeting.LONGEST:,} tokens. The first run learns the language of the notes and
-their names. Later ones read notes with more writes in them, and notes in which a few facts change all the time while others grow old.
-`curve.json` holds the loss of every tenth step. The same commands give the same model with the same version of the code, on the same
+their names. Later ones read notes with more writes in them, and notes in which a few facts change all the time while others grow old; in
+the last one they have to survive still more writes. `curve.json` holds the loss of every tenth step. The same commands give the same model with the same version of the code, on the same
 processor with the same number of threads; elsewhere rounding differs, and so does the model a little. The first run was made before the delta-rule
 operator was rewritten, the second before it got kernels in C.
 
