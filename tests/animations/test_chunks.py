@@ -54,6 +54,6 @@ def test_it_can_be_read(watched):
 
 
 def test_outputs_that_are_not_numbers_are_refused(tmp_path):
-    told = chunks_story(gate="softplus")
+    told = chunks_story(gate="softplus", shift=8.0)
     with pytest.raises(ValueError, match="^story: 64 of 64 outputs are not numbers"):
         watch(type("Told", (ChunkwiseKDA,), {"story": told}), tmp_path, frame_rate=1)
