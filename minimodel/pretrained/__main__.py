@@ -1,7 +1,7 @@
 """Score a trained meeting model on held-out notes, and publish a finished run into the package.
 
     python -m minimodel.pretrained score                     # the committed checkpoint
-    python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold runs/old --minutes 197   # the last run's model; curve and scores of all
+    python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold runs/old --minutes 197   # the last run's model, the curve of all
     python -m minimodel.pretrained toolbox                   # train and publish the five models of the toolbox
 """
 
@@ -63,9 +63,9 @@ def readme(result: dict, steps: int, minutes: int) -> str:
 
 {steps:,} steps of 2,048 tokens took {minutes} minutes; the longest note has {meeting.LONGEST:,} tokens. The first run learns the language of the notes and
 their names. Later ones read notes with more writes in them, and notes in which a few facts change all the time while others grow old; in
-the last one they have to survive still more writes. `curve.json` holds the loss of every tenth step. The same commands give the same model with the same version of the code, on the same
-processor with the same number of threads; elsewhere rounding differs, and so does the model a little. The first run was made before the delta-rule
-operator was rewritten, the second before it got kernels in C.
+the last one they have to survive still more writes. `curve.json` holds the loss of every tenth step. The same commands give the same model
+with the same version of the code, on the same processor with the same number of threads; elsewhere rounding differs, and so does the model
+a little. The first run was made before the delta-rule operator was rewritten, the second before it got kernels in C.
 
 Scores on held-out notes: a blank is right when the likeliest of all {len(meeting.VOCABULARY)} words is the latest value.
 
