@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from minimodel.cache import FixedState
 from minimodel.config import K3Config
 from minimodel.io import from_pretrained
 from minimodel.model import K3ForCausalLM
@@ -26,13 +30,14 @@ def train_meeting(
     seed: int = 0,
     start: str | Path | None = None,
     notes: str = "curriculum",
+    residue: float = 0.0,
     progress: bool = True,
 ) -> tuple[K3ForCausalLM, list[dict]]:
     """The course's meeting model, 2,048 tokens a step.
 
     One project is learned from notes of 128 tokens in about a hundred steps at lr 1.5e-2. With more, notes and their number of projects
-    grow along ``meeting.curriculum``; ``notes`` "dense", "cold" or "old" takes those of :func:`later_batch`. ``start``: the folder of a
-    trained model to go on from. ``folder``: see :func:`train`. Returns the model and its log.
+    grow along ``meeting.curriculum``; ``notes`` "dense", "cold" or "old" takes those of :func:`later_batch`. ``residue``: see
+    :func:`used_memory`. ``start``: the folder of a trained model to go on from. ``folder``: see :func:`train`. Returns the model and its log.
     """
     if notes not in NOTES:
         raise ValueError(f"notes must be one of {', '.join(NOTES)}, got {notes!r}")
@@ -40,10 +45,16 @@ def train_meeting(
         raise ValueError(f"notes={notes!r} is about up to 8 projects, got projects={projects}")
     if not 1 <= projects <= 8:
         raise ValueError(f"projects must lie in 1..8, got {projects}")
-    data = f"meeting notes, {notes}, seed {seed}, up to {projects} projects" + (", from a trained model" if start else "")
+    if not 0 <= residue < float("inf"):
+        raise ValueError(f"residue must be a finite number of at least 0, got {residue}")
+    data = f"meeting notes, {notes}, seed {seed}, up to {projects} projects"
+    data += f", residue {residue:g}" if residue else ""
+    data += ", from a trained model" if start else ""
     model = from_pretrained(start) if start else K3ForCausalLM(K3Config.meeting(), seed=seed)
+    noise = torch.Generator()
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
+        noise.manual_seed(seed << 32 | step)
         if notes != "curriculum":
             return later_batch(notes, seed, step)
         length, most = (128, 1) if projects == 1 else meeting.curriculum(step, steps)
@@ -57,8 +68,38 @@ def train_meeting(
 
     every = 200 if projects > 1 else 25
     recipe = Recipe(steps=steps, lr=lr, data=data)
-    log = train(model, batch, recipe, folder=folder, evaluate=scores, evaluate_every=every, progress=progress)
+    with used_memory(model, residue, noise):
+        log = train(model, batch, recipe, folder=folder, evaluate=scores, evaluate_every=every, progress=progress)
     return model, log
+
+
+@contextmanager
+def used_memory(model: K3ForCausalLM, residue: float, noise: torch.Generator) -> Iterator[None]:
+    """While it trains, the first layer's KDA memory starts from normal noise, in every sequence with a standard deviation of its own,
+    drawn from 0 to ``residue``, as if a long past had left something behind.
+
+    An empty memory lets a model write with one key and read with a query that only agrees with it on what was written so far. What each
+    write leaves behind then adds up, in notes longer than those of the training. Noise punishes any reading that the last write to the same
+    key did not set.
+    """
+
+    def start(mixer: torch.nn.Module, inputs: tuple[Tensor], options: dict) -> tuple[tuple[Tensor], dict]:
+        if not mixer.training:
+            return inputs, options
+        rows = len(inputs[0])
+        past = FixedState()
+        past.state = residue * torch.rand(rows, 1, 1, 1, generator=noise)
+        past.state = past.state * torch.randn(rows, mixer.num_heads, mixer.head_dim, mixer.head_dim, generator=noise)
+        return inputs, {**options, "cache": past}
+
+    if not residue:
+        yield
+        return
+    handle = model.model.layers[0].self_attn.register_forward_pre_hook(start, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def later_batch(kind: str, seed: int, step: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:

@@ -2,15 +2,18 @@
 
 import random
 import re
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from minimodel.model import ModelOutput
+import minimodel.train.meeting as training
+from minimodel.config import K3Config
+from minimodel.model import K3ForCausalLM, ModelOutput
 from minimodel.tasks import meeting
-from minimodel.train import train_meeting
-from minimodel.train.meeting import later_batch
+from minimodel.train import train, train_meeting
+from minimodel.train.meeting import later_batch, used_memory
 from minimodel.tasks.meeting import (
     BLANK,
     PROJECTS,
@@ -207,6 +210,59 @@ def test_later_notes_name_what_is_wrong():
         train_meeting(steps=1, notes="warm")
     with pytest.raises(ValueError, match="^notes='cold' is about up to 8 projects, got projects=1"):
         train_meeting(steps=1, notes="cold")
+
+
+# ---- a memory that is not empty ----
+
+
+def test_a_used_memory_is_noise_in_training_only_and_the_same_for_the_same_seed():
+    model, noise = K3ForCausalLM(K3Config.meeting(), seed=0), torch.Generator()
+    ids, _ = later_batch("old", 0, 1)
+    ids = ids[:, :64]
+
+    def logits(residue, seed):
+        noise.manual_seed(seed)
+        with torch.no_grad(), used_memory(model, residue, noise):
+            return model(ids).logits
+
+    model.eval()
+    assert torch.equal(logits(0.2, 0), logits(0.0, 0))
+    model.train()
+    clean, used = logits(0.0, 0), logits(0.2, 0)
+    assert not torch.allclose(used, clean, atol=1e-3) and torch.equal(used, logits(0.2, 0)) and not torch.equal(used, logits(0.2, 1))
+    assert torch.equal(logits(0.0, 0), clean)  # nothing stays behind
+
+
+def test_noise_has_the_size_that_was_asked_for():
+    model, noise = K3ForCausalLM(K3Config.meeting(), seed=0), torch.Generator().manual_seed(0)
+    mixer, seen = model.model.layers[0].self_attn, []
+    with used_memory(model.train(), 0.2, noise):
+        mixer.register_forward_pre_hook(lambda *call: seen.append(call[2]["cache"].state), with_kwargs=True)
+        with torch.no_grad():
+            model(torch.ones(64, 2, dtype=torch.long))
+    sizes = seen[0].flatten(1).std(1)
+    assert sizes.max() <= 0.2 * 1.02 and 0.08 < sizes.mean() < 0.12 and sizes.min() < 0.02
+
+
+def test_training_on_a_used_memory_goes_on_as_if_it_had_not_been_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "train", lambda *a, **k: train(*a, **{**k, "checkpoint_every": 1, "evaluate": None}))
+    run = partial(train_meeting, steps=3, projects=8, notes="old", residue=0.2, progress=False)
+
+    def killed(kind, seed, step):
+        if step == 2:
+            raise KeyboardInterrupt
+        return later_batch(kind, seed, step)
+
+    _, whole = run(tmp_path / "whole")
+    with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+        m.setattr(training, "later_batch", killed)
+        run(tmp_path / "killed")
+    _, again = run(tmp_path / "killed")
+    assert [row["loss"] for row in again] == [row["loss"] for row in whole]
+    with pytest.raises(ValueError, match="belongs to another recipe"):
+        train_meeting(tmp_path / "killed", steps=3, projects=8, notes="old", progress=False)
+    with pytest.raises(ValueError, match="^residue must be a finite number of at least 0, got -1"):
+        train_meeting(steps=1, residue=-1.0)
 
 
 # ---- determinism ----
