@@ -32,7 +32,8 @@ def race_picture(story: BalancingRace, theme: Theme, *, title: bool = True) -> d
              "y": run.loads[story.step][order].tolist(), "line": {**line, "shape": "hvh"}, "hovertemplate": said[1]},
         ]  # fmt: skip
     moved = [run.moved[story.step] for run in story.runs.values()]
-    hatches = {"shape": list(HATCHES.values()), "fillmode": "overlay", "fgcolor": theme.paper, "size": 5}
+    # bgcolor is unused, but without it plotly takes the list of colors for one and warns
+    hatches = {"shape": list(HATCHES.values()), "fillmode": "overlay", "fgcolor": theme.paper, "bgcolor": theme.paper, "size": 5}
     data.append({
         "type": "bar", "orientation": "h", "xaxis": "x3", "yaxis": "y3", "name": "moved", "y": list(range(len(RULES))),
         "x": np.round(moved, 4).tolist(), "textposition": "outside", "cliponaxis": False, "hoverinfo": "skip", "width": 0.6,

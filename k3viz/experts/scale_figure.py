@@ -52,8 +52,9 @@ def scale_picture(story: ExpertsAtScale, theme: Theme, *, title: bool = True) ->
         "type": "bar", "xaxis": "x3", "yaxis": "y3", "name": "messages", "x": [0, 1], "y": [round(b) for b in sizes], "width": 0.6,
         "text": [format_bytes(b) for b in sizes], "textposition": "outside", "cliponaxis": False, "hoverinfo": "skip",
         "textfont": {"size": 13, "color": theme.ink},
+        # bgcolor is unused, but without it plotly takes the list of colors for one and warns
         "marker": {"color": [ROLES["memory"], ROLES["additive"]],
-                   "pattern": {"shape": ["", "/"], "fillmode": "overlay", "fgcolor": theme.paper, "size": 6}},
+                   "pattern": {"shape": ["", "/"], "fillmode": "overlay", "fgcolor": theme.paper, "bgcolor": theme.paper, "size": 6}},
     })  # fmt: skip
     even, most = TOKENS * story.top_k / E, int(max(story.loads.max(), story.balanced.max()))
     chosen = SKEWS[story.skew]

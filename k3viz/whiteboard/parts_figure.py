@@ -100,6 +100,7 @@ def row_bars(rows: dict[str, list[Cell]], reach: tuple[float, float], n: str, th
             "customdata": said, "hovertemplate": "%{y}: %{customdata}<extra></extra>",
             "marker": {"color": fills, "line": {"color": theme.paper, "width": 1},
                        "pattern": {"shape": [HATCHES[role] for _, _, role in cells], "fillmode": "overlay", "fgcolor": theme.paper,
+                                   "bgcolor": theme.paper,  # unused, but without it plotly takes the list of colors for one and warns
                                    "fgopacity": 0.25, "size": 6, "solidity": 0.25}},
         })  # fmt: skip
     notes = []

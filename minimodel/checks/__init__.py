@@ -6,10 +6,11 @@
 
 A learner's function and the course's own are given the same fresh inputs. ``checks.STEPS`` lists the steps in the order of the notebooks in
 ``notebooks/exercises``; ``seed=`` draws other inputs, and so does the environment variable
-``K3_SEED``, for all checks at once.
+``K3_SEED``, for all checks at once. ``checks.check(answer, is_right, hint)`` is what the small exercises inside the course's notebooks use.
 """
 
 from minimodel.checks import assembly, bills, chunks, depth, experts, four_bits, recall, updates, whiteboard
+from minimodel.checks.answers import check
 from minimodel.checks.grading import Draw, NotYet, Slip, Step, seed_in_use
 
 CHAPTERS = (whiteboard, chunks, recall, bills, depth, experts, updates, four_bits, assembly)
@@ -17,4 +18,4 @@ STEPS: dict[str, Step] = {step.name: step for chapter in CHAPTERS for step in ch
 
 globals().update(STEPS)
 
-__all__ = ["STEPS", "Draw", "NotYet", "Slip", "Step", "seed_in_use", *STEPS]
+__all__ = ["STEPS", "Draw", "NotYet", "Slip", "Step", "check", "seed_in_use", *STEPS]

@@ -126,6 +126,15 @@ def test_its_figure_is_a_plotly_figure_of_a_bounded_size(name):
         assert picture is None or len(json.dumps(picture, separators=(",", ":"))) <= LARGEST, value
 
 
+def test_a_hatch_on_a_list_of_colors_has_one_color_behind_it(name):
+    """Without a bgcolor plotly makes one from the marker's color, and logs "Invalid color specifier" where that is a list."""
+    for _, value, picture, _ in [("", "start", panel(name).picture, ""), *moves(name)]:
+        for trace in picture["data"] if picture else []:
+            marker = trace.get("marker", {})
+            if marker.get("pattern", {}).get("shape") and isinstance(marker["color"], list):
+                assert isinstance(marker["pattern"].get("bgcolor"), str), value
+
+
 def test_its_page_needs_no_network(name, tmp_path):
     page = panel(name).to_html(tmp_path / "panel.html").read_text(encoding="utf-8")
     plotly_js = max(re.findall(r"<script[^>]*>(.*?)</script>", page, flags=re.S), key=len)
