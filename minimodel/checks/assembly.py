@@ -1,139 +1,22 @@
-"""Steps of notebook 6, your own K3: both mixers as layers, the stack, the whole model with the course's trained weights, its answer."""
+"""Steps of notebook 6, your own K3: the stack, the whole model with the course's trained weights, its answer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache, partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from minimodel.attention_residuals import DepthSources
 from minimodel.attention_residuals import attention_residual as reference_residual
-from minimodel.checks import parts, recall
 from minimodel.checks.grading import Step
-from minimodel.checks.whiteboard import recurrent
-from minimodel.config import K3Config, LinearAttnConfig
-from minimodel.kda import KimiDeltaAttention
-from minimodel.layers import l2norm, rms_norm
-from minimodel.mla import LATENT_EPS, GatedMLA
+from minimodel.checks.mixers import kda_layer, mla_layer
+from minimodel.config import K3Config
 from minimodel.model import K3ForCausalLM
 from minimodel.pretrained import load_pretrained
 from minimodel.tasks import meeting, story
-
-# ---- the two mixers: p holds a layer's weights by their released names ----
-SMALL = K3Config.meeting().replace(
-    hidden_size=12, q_lora_rank=6, kv_lora_rank=5, qk_nope_head_dim=4, qk_rope_head_dim=3, v_head_dim=4,
-    linear_attn_config=LinearAttnConfig(num_heads=2, head_dim=4),
-)  # fmt: skip
-
-
-def _layer(kind: type[nn.Module]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):  # building draws weights, which are then replaced
-        return kind(SMALL)
-
-
-def _layer_inputs(kind: type[nn.Module]) -> Callable:
-    def inputs(draw):
-        p = {name: 0.5 * draw.normal(*weight.shape) for name, weight in _layer(kind).named_parameters()}
-        return {"x": draw.normal(2, draw.pick(5, 1, 6), SMALL.hidden_size), "p": p, "config": SMALL}
-
-    return inputs
-
-
-kda_layer = Step("kda_layer", lambda x, p, config: functional_call(_layer(KimiDeltaAttention), p, (x,)), _layer_inputs(KimiDeltaAttention),
-                 ("y [B T D]",))  # fmt: skip
-
-
-def _kda(x, p, config, *, activation=F.silu, value=lambda v: v, taps="qkv", gated=True):
-    """The layer from the parts of notebook 1, with what people get wrong left open."""
-    H = config.linear_attn_config.num_heads
-
-    def projected(letter, tap):
-        y = parts.short_conv.reference(x @ p[f"{letter}_proj.weight"].T, p[f"{tap}_conv1d.weight"][:, 0])
-        return activation(y).unflatten(-1, (H, -1))
-
-    q, k, v = (projected(*letters) for letters in zip("qkv", taps, strict=True))
-    f = (x @ p["f_a_proj.weight"].T @ p["f_b_proj.weight"].T).unflatten(-1, (H, -1))
-    g = parts.log_decay.reference(f, p["A_log"], p["dt_bias"].view(H, -1))
-    o, _ = recurrent(l2norm(q), l2norm(k), value(v), g, torch.sigmoid(x @ p["b_proj.weight"].T))
-    o = rms_norm(o, p["o_norm.weight"])
-    if gated:
-        o = o * torch.sigmoid(x @ p["g_proj.weight"].T).unflatten(-1, (H, -1))
-    return o.flatten(2) @ p["o_proj.weight"].T
-
-
-@kda_layer.slip("the values are normed too. Only queries and keys are")
-def values_normed(x, p, config):
-    return _kda(x, p, config, value=l2norm)
-
-
-@kda_layer.slip("there is no SiLU after the convolution")
-def without_silu(x, p, config):
-    return _kda(x, p, config, activation=lambda y: y)
-
-
-@kda_layer.slip("one convolution was used for all three. Query, key and value have taps of their own")
-def one_convolution_for_all(x, p, config):
-    return _kda(x, p, config, taps="qqq")
-
-
-@kda_layer.slip("the output gate is missing: sigmoid(g_proj x) times the normed output")
-def kda_without_gate(x, p, config):
-    return _kda(x, p, config, gated=False)
-
-
-@kda_layer.slip("query and key have changed places")
-def query_and_key_swapped(x, p, config):
-    names = {"q_proj.weight": "k_proj.weight", "q_conv1d.weight": "k_conv1d.weight"}
-    names |= {b: a for a, b in names.items()}
-    return _kda(x, {name: p[names.get(name, name)] for name in p}, config)
-
-
-@kda_layer.slip("dt_bias is missing in the decay")
-def decay_without_bias(x, p, config):
-    return _kda(x, {**p, "dt_bias": 0 * p["dt_bias"]}, config)
-
-
-mla_layer = Step("mla_layer", lambda x, p, config: functional_call(_layer(GatedMLA), p, (x,)), _layer_inputs(GatedMLA), ("y [B T D]",))
-
-
-def _mla(x, p, config, *, query_norm=True, gated=True):
-    """The layer from the parts of notebook 3."""
-    H, nope = config.num_attention_heads, config.qk_nope_head_dim
-    a = x @ p["q_a_proj.weight"].T
-    a = rms_norm(a, p["q_a_layernorm.weight"], LATENT_EPS) if query_norm else a
-    q = (a @ p["q_b_proj.weight"].T).unflatten(-1, (H, -1)).transpose(1, 2)
-    rows = recall.reference_latent(x, p["kv_a_proj_with_mqa.weight"], p["kv_a_layernorm.weight"])
-    k, v = recall.reference_expand(rows, p["kv_b_proj.weight"], H, nope)
-    o = recall.causal_attention.reference(q, k, v).transpose(1, 2).flatten(2)
-    return ((torch.sigmoid(x @ p["g_proj.weight"].T) * o) if gated else o) @ p["o_proj.weight"].T
-
-
-@mla_layer.slip("the query's latent is not normed: q_b_proj reads RMSNorm(q_a_proj x), with eps 1e-6")
-def query_not_normed(x, p, config):
-    return _mla(x, p, config, query_norm=False)
-
-
-@mla_layer.slip("the output gate is missing: sigmoid(g_proj x) times the output")
-def mla_without_gate(x, p, config):
-    return _mla(x, p, config, gated=False)
-
-
-@mla_layer.slip("the extra key has no part in it (zero). It is not rotated in K3, but it is used")
-def extra_part_unused(x, p, config):
-    L = config.kv_lora_rank
-    weight = p["kv_a_proj_with_mqa.weight"].clone()
-    weight[L:] = 0
-    return _mla(x, {**p, "kv_a_proj_with_mqa.weight": weight}, config)
-
-
-@mla_layer.slip("the gain of the key-value latent's norm is missing")
-def latent_gain_missing(x, p, config):
-    return _mla(x, {**p, "kv_a_layernorm.weight": torch.ones_like(p["kv_a_layernorm.weight"])}, config)
-
 
 # ---- the stack: every sublayer reads depth, then writes ----
 def _stack(embedding, sublayers, readers, block, *, reads=reference_residual, residual=False, last=True):
@@ -187,19 +70,31 @@ def one_reader(embedding, sublayers, readers, block):
     return _stack(embedding, sublayers, [readers[0]] * len(readers), 2 * block)
 
 
+@depth_stack.law("where sublayers give zero and queries are zero, the embedding comes out, divided by the number of sources")
+def silent_sublayers(mine, embedding, sublayers, readers, block):
+    silent = [torch.zeros_like for _ in sublayers]
+    even = [(torch.zeros_like(query), gain) for query, gain in readers]
+    sources = 1 + math.ceil(len(sublayers) / (2 * block))
+    return torch.allclose(mine(embedding, silent, even, block), embedding / sources, atol=1e-5)
+
+
 # ---- the whole model ----
 @cache
 def _trained() -> K3ForCausalLM:
     return load_pretrained("meeting")
 
 
-@torch.no_grad()
-def _logits(build: Callable, config: K3Config, ids: Tensor) -> Tensor:
-    """Build the learner's model, load the trained weights by their released names, run it in float64."""
+def _loaded(build: Callable, config: K3Config) -> nn.Module:
+    """The learner's model with the trained weights, which find their place by the released names, in float64."""
     with torch.random.fork_rng(devices=[]):
         model = build(config)
     model.load_state_dict(_trained().state_dict())
-    out = model.double().eval()(ids)
+    return model.double().eval()
+
+
+@torch.no_grad()
+def _logits(build: Callable, config: K3Config, ids: Tensor) -> Tensor:
+    out = _loaded(build, config)(ids)
     return getattr(out, "logits", out)
 
 
@@ -288,6 +183,28 @@ def model_without_shared_experts(config):
     return _Changed(config, lambda m: [setattr(b.block_sparse_moe, "shared_experts", None) for b in m.model.layers if b.block_sparse_moe])
 
 
+@own_model.slip("every sublayer ran the last layer. A lambda made in a loop reads `layer` when it is called: keep it, lambda h, a=layer: ...")
+def last_layer_only(config):
+    def share(m):
+        last = m.model.layers[-1]
+        for block in m.model.layers:
+            block.input_layernorm, block.post_attention_layernorm = last.input_layernorm, last.post_attention_layernorm
+            block.self_attn, block.mlp, block.block_sparse_moe = last.self_attn, last.mlp, last.block_sparse_moe
+
+    return _Changed(config, share)
+
+
+@own_model.law("every weight has a part in the logits: a gradient reaches it")
+def every_weight_counts(mine, config, ids):
+    model = _loaded(mine, config)
+    # the very first reader has one source to choose from: its weights change nothing
+    weights = [weight for name, weight in model.named_parameters() if not name.startswith("model.layers.0.self_attention_res")]
+    out = model(ids)
+    logits = getattr(out, "logits", out)
+    picked = (logits * torch.linspace(-1, 1, logits.shape[-1], dtype=logits.dtype)).sum()
+    return all(g is not None and bool(g.any()) for g in torch.autograd.grad(picked, weights, allow_unused=True))
+
+
 # ---- what it says ----
 def reference_greedy(logits_of, ids, count):
     for _ in range(count):
@@ -323,6 +240,11 @@ def one_too_many(logits_of, ids, count):
     return reference_greedy(logits_of, ids, count + 1)
 
 
+@greedy.law("the prompt stays in front as it was")
+def prompt_stays(mine, logits_of, ids, count):
+    return torch.equal(mine(logits_of, ids, count)[:, : ids.shape[1]], ids)
+
+
 @torch.no_grad()
 def _word(model: Callable, text: str) -> str:
     """The word that a model puts behind a text."""
@@ -332,5 +254,16 @@ def _word(model: Callable, text: str) -> str:
 
 # the reference reads the same weights in the course's model; the first question is the one that began the course
 thursday = Step("thursday", lambda ids: _trained()(ids), lambda draw: {"text": _text(draw)}, ("word",), run=_word)
+
+@thursday.slip("the trained weights are not in the model, so that all words are alike to it. load_state_dict puts them there")
+def without_weights(ids):
+    return torch.zeros(*ids.shape, len(meeting.VOCABULARY))
+
+
+@thursday.law("what it says depends on the update: without it the meeting is on the day that the notes say")
+def update_counts(mine, text):
+    notes, _ = meeting.ARTICLE
+    return _word(mine, f"{notes} {meeting.question('day')}") != _word(mine, ARTICLE)
+
 
 STEPS = (kda_layer, mla_layer, depth_stack, own_model, greedy, thursday)

@@ -84,6 +84,11 @@ def keys_and_values(config, tokens, number_bytes):
     return 2 * reference_mla(config, tokens, number_bytes)
 
 
+@mla_bytes.law("twice the heads, the same bytes: they share the rows")
+def heads_cost_nothing(mine, config, tokens, number_bytes):
+    return mine(config.replace(num_attention_heads=2 * config.num_attention_heads), tokens, number_bytes) == mine(config, tokens, number_bytes)
+
+
 def _fixed_inputs(draw):
     inputs = _inputs(draw)
     return {"config": inputs["config"], "number_bytes": inputs["number_bytes"]}
@@ -126,6 +131,11 @@ def small_state(config, number_bytes):
 @kda_bytes.slip("all layers were counted. Only the KDA layers have a state")
 def state_in_all_layers(config, number_bytes):
     return reference_kda(config, number_bytes) // len(config.linear_attn_config.kda_layers) * config.num_hidden_layers
+
+
+@kda_bytes.law("numbers of half the bytes spare less than half: the boards stay in float32")
+def boards_stay_in_float32(mine, config, number_bytes):
+    return mine(config, 2) < mine(config, 4) < 2 * mine(config, 2)
 
 
 STEPS = (mha_bytes, mla_bytes, kda_bytes)

@@ -73,6 +73,11 @@ def multiplied(g, chunk):
     return torch.cat([part.cumprod(1) for part in g.split(chunk, 1)], 1)
 
 
+@running_decay.law("the first token of a chunk has its own g alone")
+def chunk_begins_with_its_own(mine, g, chunk):
+    return torch.allclose(mine(g, chunk)[:, ::chunk], g[:, ::chunk])
+
+
 # ---- overlaps ----
 def _chunk(draw):
     """One chunk; in the last case every g is close to K3's bound and the chunk has 16 tokens: float32 must hold it."""
@@ -172,6 +177,12 @@ def faded_values(k, v, G, beta, L):
     return reference_corrected(k, v, G, beta, L)[0], reference_corrected(k, G[..., :1].exp() * v, G, beta, L)[1]
 
 
+@corrected.law("without overlaps (L = 0) nothing is corrected: W is beta exp(G) k, U is beta v")
+def nothing_to_correct(mine, k, v, G, beta, L):
+    W, U = mine(k, v, G, beta, 0 * L)
+    return torch.allclose(W, beta[..., None] * G.exp() * k, atol=1e-5) and torch.allclose(U, beta[..., None] * v, atol=1e-5)
+
+
 # ---- what the chunk gives out, and what it leaves behind ----
 chunk_output = Step("chunk_output", reference_output, _take("q", "k", "G", "S", "W", "U"), ("O [B H C V]",))
 
@@ -210,6 +221,12 @@ def scores_without_decay(q, k, G, S, W, U):
     return (G.exp() * q) @ S + (q @ k.mT).tril() @ (U - W @ S)
 
 
+@chunk_output.law("a token does not read what later tokens write")
+def output_is_causal(mine, q, k, G, S, W, U):
+    changed = torch.cat([U[..., :-1, :], U[..., -1:, :] + 1], -2)
+    return torch.allclose(mine(q, k, G, S, W, U)[..., :-1, :], mine(q, k, G, S, W, changed)[..., :-1, :])
+
+
 chunk_state = Step("chunk_state", reference_state, _take("k", "G", "S", "W", "U"), ("S [B H K V]",))
 
 
@@ -244,6 +261,11 @@ def writes_do_not_fade(k, G, S, W, U):
 @chunk_state.slip("only this chunk's writes are left. The old state, faded, belongs in it")
 def old_state_lost(k, G, S, W, U):
     return _left(k, G).mT @ (U - W @ S)
+
+
+@chunk_state.law("with nothing to add (U = W S) the board only fades")
+def board_only_fades(mine, k, G, S, W, U):
+    return torch.allclose(mine(k, G, S, W, W @ S), _faded(G, S), atol=1e-5)
 
 
 # ---- all together ----

@@ -159,6 +159,11 @@ def first_choice_only(z, weights, indices, w1, w3, w2):
     return reference_experts(z, weights[:, :1], indices[:, :1], w1, w3, w2)
 
 
+@routed_experts.law("a token whose weights are zero gets zeros")
+def weights_of_zero(mine, z, weights, indices, w1, w3, w2):
+    return not mine(z, 0 * weights, indices, w1, w3, w2).any()
+
+
 # ---- the whole layer ----
 NARROW = dict(hidden_size=8, routed_expert_hidden_size=4, moe_intermediate_size=5, num_experts=6, num_experts_per_token=2)
 
@@ -227,6 +232,13 @@ def moe_norm_without_gain(x, p, top_k):
 def shared_branches_swapped(x, p, top_k):
     gate, up = "shared_experts.gate_proj.weight", "shared_experts.up_proj.weight"
     return _layer(x, {**p, gate: p[up], up: p[gate]})
+
+
+@latent_moe.law("with silent shared experts, the size of what the routed ones say does not matter: it is normed")
+def size_of_the_experts(mine, x, p, top_k):
+    silent = {**p, "shared_experts.down_proj.weight": 0 * p["shared_experts.down_proj.weight"]}
+    once, twice = (mine(x, {**silent, "experts.w2": loud * p["experts.w2"]}, top_k) for loud in (1e3, 2e3))
+    return torch.allclose(once, twice, atol=1e-3)
 
 
 # ---- balancing ----

@@ -64,6 +64,12 @@ def zero_block_as_one(w):
     return torch.where(scale == 0, 127, scale.int()).to(torch.uint8)
 
 
+@mxfp4_scale.law("weights twice as large have a byte that is one more, and a block of zeros has byte 0")
+def scale_follows_the_weights(mine, w):
+    _, amax = _exponent(w)
+    return bool((mine(2 * w) == torch.where(amax > 0, mine(w) + 1, 0)).all())
+
+
 # ---- the codes ----
 VALUES = torch.tensor(mxfp4.E2M1)
 
@@ -115,6 +121,11 @@ def sign_in_the_lowest_bit(x):
     return (codes & 7) << 1 | codes >> 3
 
 
+@mxfp4_codes.law("the codes of x and -x are 8 apart")
+def sign_is_eight(mine, x):
+    return bool(((mine(x).int() - mine(-x).int()).abs() == 8).all())
+
+
 # ---- two codes a byte, and back ----
 mxfp4_pack = Step("mxfp4_pack", lambda codes: codes[..., 0::2] | codes[..., 1::2] << 4,
                   lambda draw: {"codes": draw.integers(0, 16, 2, draw.pick(32, 64)).to(torch.uint8)}, ("packed [rows N/2]",))  # fmt: skip
@@ -134,6 +145,12 @@ def halves_together(codes):
 @mxfp4_pack.slip("the second code was shifted by 3. A nibble has four bits")
 def shifted_by_three(codes):
     return codes[..., 0::2] | codes[..., 1::2] << 3
+
+
+@mxfp4_pack.law("byte by byte, the low nibble and then the high one are the codes in their order")
+def unpacks_in_order(mine, codes):
+    packed = mine(codes)
+    return torch.equal(torch.stack([packed & 15, packed >> 4], -1).flatten(-2), codes)
 
 
 def _packed(draw):
@@ -172,6 +189,11 @@ def read_without_sign(packed, scale):
     return mxfp4.dequantize_mxfp4(packed, scale).abs()
 
 
+@dequantize.law("the highest bit of a nibble turns the sign, and nothing else")
+def highest_bit_is_the_sign(mine, packed, scale):
+    return torch.equal(mine(packed ^ 0x88, scale), -mine(packed, scale))
+
+
 # ---- training through the rounding ----
 def _value_and_gradient(function, w):
     """What a function makes of w, and the gradient that reaches w when the result is weighed 1, 2, 3, ..."""
@@ -182,8 +204,14 @@ def _value_and_gradient(function, w):
     return y, torch.zeros_like(w) if gradient is None else gradient
 
 
-fake_quantize = Step("fake_quantize", mxfp4.fake_quantize_mxfp4, lambda draw: {"w": 0.1 * draw.normal(2, 64)},
-                     ("y [rows N]", "gradient [rows N]"), run=_value_and_gradient)  # fmt: skip
+def _small_weights(draw):
+    w = 0.1 * draw.normal(2, 64)
+    w[0, :3] = torch.tensor([0.75, 0.3125, -0.09375])  # with the scale 1/8: the largest value, and two that lie half-way
+    return {"w": w}
+
+
+fake_quantize = Step("fake_quantize", mxfp4.fake_quantize_mxfp4, _small_weights, ("y [rows N]", "gradient [rows N]"),
+                     run=_value_and_gradient)  # fmt: skip
 
 
 def _rounded(w):

@@ -1,7 +1,8 @@
 """How a step is graded: the learner's function and ours read the same fresh inputs, and a difference is explained in words.
 
 A *slip* is a small wrong variant of the reference, the mistake people make. Where a learner's outputs equal a slip's on every input, that
-slip is named. A *law* is something every right answer obeys (a length, a sum, causality); the broken ones are named too.
+slip is named. A *law* is something every right answer obeys (a length, a sum, causality); the broken ones are named too. Where the function
+calls an earlier step that does not pass its own check, that step is named.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from minimodel.checks.called import called
 
 Seed = int | str  # a number, or a word such as a student's name
 CASES = 5  # inputs a step is tried on
@@ -140,24 +143,29 @@ class Step:
 
     def __call__(self, mine: Callable, *, seed: Seed | None = None) -> None:
         """Compare ``mine`` with the reference on five inputs. Another ``seed`` draws other ones; by default it is :func:`seed_in_use`."""
-        seed = seed_in_use() if seed is None else seed
+        verdict = self._verdict(mine, seed_in_use() if seed is None else seed)
+        if verdict is not None:
+            raise verdict
+        print(f"{self.name}: right, on {CASES} inputs")
+
+    def _verdict(self, mine: Callable, seed: Seed, *, look_inside: bool = True) -> NotYet | None:
+        """What is wrong with ``mine``; None if it is right."""
         if not callable(mine):
-            raise NotYet(f"{self.name}: not yet. Give the function itself, not what it returns; got a {type(mine).__name__}.")
+            return NotYet(f"{self.name}: not yet. Give the function itself, not what it returns; got a {type(mine).__name__}.")
         theirs = [self._try(mine, case, seed) for case in range(CASES)]
         right = [self._results(self.reference, case, seed) for case in range(CASES)]
         wrong = next((case for case in range(CASES) if self._difference(theirs[case], right[case])), None)
         if wrong is None:
             changed = self._changed_input(mine, seed)
             if changed is None:
-                print(f"{self.name}: right, on {CASES} inputs")
-                return
-            raise NotYet(
+                return None
+            return NotYet(
                 f"{self.name}: not yet. The results are right, but your function writes over its input {changed}. "
                 "Make a new tensor: whoever called may still need the old one."
             )
         error = theirs[wrong] if isinstance(theirs[wrong], Exception) else None
         if isinstance(error, NotImplementedError):
-            raise NotYet(f"{self.name}: not yet. It, or a function that it calls, is not written: {error}".rstrip(": ") + ".") from None
+            return NotYet(f"{self.name}: not yet. It, or a function that it calls, is not written: {error}".rstrip(": ") + ".")
         parts = [f"{self.name}: not yet.", f"{self._where(wrong, seed)} {self._difference(theirs[wrong], right[wrong])}"]
         nothing = error or _is_nothing(theirs[wrong])  # laws would say the same again
         broken = [] if nothing else [law.sentence for law in self.laws if not self._obeys(law, mine, wrong, seed)]
@@ -165,7 +173,20 @@ class Step:
         slip = self._slip_of(theirs, seed)
         if slip is not None:
             parts.append(f"The likely slip: {slip.hint}.")
-        raise NotYet(*parts) from error
+        verdict = NotYet(*parts, *(self._wrong_part(mine, seed) if look_inside else ()))
+        verdict.__cause__ = error
+        return verdict
+
+    def _wrong_part(self, mine: Callable, seed: Seed) -> list[str]:
+        """On the first function among those that ``mine`` calls which fails its own check: sentences that say so."""
+        from minimodel.checks import STEPS  # here, because the steps are made of this module
+
+        for name, function in called(mine, STEPS).items():
+            verdict = STEPS[name]._verdict(function, seed, look_inside=False)
+            if verdict is not None:
+                said = [sentence.replace("The likely slip:", "The likely slip there:") for sentence in verdict.sentences[2:]]
+                return [f"The cause may be {name}, which it calls and which fails its own check, checks.{name}({name}).", *said]
+        return []
 
     def _results(self, function: Callable, case: int, seed: Seed) -> tuple:
         results = self._run(function, *self.inputs(case, seed).values())

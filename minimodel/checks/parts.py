@@ -70,6 +70,11 @@ def no_gain(x, gain, eps):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
+@rms_norm.law("with a gain of one, the mean square of a long vector comes out as one")
+def mean_square_is_one(mine, x, gain, eps):
+    return torch.allclose(mine(1e3 * x, torch.ones_like(gain), eps).square().mean(-1), torch.ones_like(x[..., 0]), atol=1e-4)
+
+
 # ---- the short convolution ----
 short_conv = Step(
     "short_conv", lambda x, weight: layers.short_conv(x, weight)[0],
@@ -223,3 +228,8 @@ def silu_gate(o, gate, gain):
 @gated_norm.slip("the gate is a softmax, which makes channels compete. It is a sigmoid: each opens by itself")
 def softmax_gate(o, gate, gain):
     return layers.rms_norm(o, gain, 1e-5) * gate.softmax(-1)
+
+
+@gated_norm.law("how large the reading is does not matter: twice o gives the same result")
+def size_of_the_reading(mine, o, gate, gain):
+    return torch.allclose(mine(1e3 * o, gate, gain), mine(2e3 * o, gate, gain), atol=1e-4)

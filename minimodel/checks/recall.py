@@ -47,6 +47,12 @@ def extra_first(x, weight, gain):
     return torch.cat([rms_norm(c, gain, LATENT_EPS), e], -1)
 
 
+@mla_latent.law("the extra key comes through as it is: twice x, twice e")
+def extra_key_is_linear(mine, x, weight, gain):
+    L = len(gain)
+    return torch.allclose(mine(2 * x, weight, gain)[..., L:], 2 * mine(x, weight, gain)[..., L:], atol=1e-5)
+
+
 # ---- keys and values from it ----
 def reference_expand(rows, weight, heads, nope):
     L = weight.shape[-1]
@@ -252,6 +258,12 @@ def stays_in_the_latent(q, rows, weight, nope):
     k, _ = reference_expand(rows, weight, H, nope)
     p = (torch.einsum("bhn,bhtn->bht", q, k) * q.shape[-1] ** -0.5).softmax(-1)
     return p @ rows[..., :L]
+
+
+@absorbed_decode.law("a cache of one row gives that row's value, whatever the query")
+def one_row_is_read(mine, q, rows, weight, nope):
+    _, v = reference_expand(rows[:, :1], weight, q.shape[1], nope)
+    return torch.allclose(mine(q, rows[:, :1], weight, nope), v[:, :, 0], atol=1e-4)
 
 
 STEPS = (mla_latent, mla_expand, causal_attention, output_gate, absorbed_decode)

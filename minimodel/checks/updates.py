@@ -177,4 +177,9 @@ def uphill(W, G, buffer, heads, lr, weight_decay, momentum):
     return 2 * (1 - lr * weight_decay) * W - W_new, buffer
 
 
+@muon_step.law("with a learning rate of zero the weights stay as they are")
+def no_rate_no_step(mine, W, G, buffer, heads, lr, weight_decay, momentum):
+    return torch.allclose(mine(W, G, buffer, heads, 0.0, weight_decay, momentum)[0], W)
+
+
 STEPS = (newton_schulz, per_head_update, muon_step)

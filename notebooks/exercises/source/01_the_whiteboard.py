@@ -3,8 +3,8 @@
 #
 # In this notebook you write Kimi Delta Attention (KDA), the layer that remembers on a whiteboard of fixed size. Eight small functions, each a few lines.
 #
-# How it works: a cell asks for a function. Replace the line `raise NotImplementedError` by your own. Then run the check below it.
-# It compares your function with the course's own on five inputs. It says *right*, or what broke and which slip is likely.
+# How it works: run the cells from the top, with Shift + Enter. A cell asks for a function: replace its line `raise NotImplementedError` by your own,
+# run the cell again, then the check below it. The check compares your function with the course's own on five inputs. It says *right*, or what broke and which slip is likely.
 #
 # Letters: `B` sequences in a batch, `T` tokens, `D` numbers of a token, `H` heads, `K` key channels and `V` value channels of a head.
 # `x [B, T, D]` reads: the array x has these three axes.

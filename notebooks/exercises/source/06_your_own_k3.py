@@ -14,8 +14,8 @@ from minimodel import K3Config, checks, load_pretrained
 from minimodel.tasks import meeting, story
 # %% [markdown]
 # ## Bring your functions
-# Paste your functions from the earlier exercises over these. You have passed their checks, so no check stands here. If one is missing, a check below
-# says which.
+# Paste your functions from the earlier exercises over these. You have passed their checks, so no check stands here. If one is missing or not right, a
+# check below says which.
 # %%
 # paste: l2norm, rms_norm, short_conv
 # Yours from exercise 1
@@ -217,6 +217,12 @@ class Body(nn.Module):
 #   call `depth_stack` with `config.attn_res_block_size`, norm with `model.norm`, then `lm_head`. All eps are `config.rms_norm_eps`.
 #
 # `ids [B, T]`. Returns logits `[B, T, vocab]`. The check loads the trained weights by name and compares logits.
+#
+# <details><summary>Hint</summary>
+#
+# A sublayer is a function of h alone: `lambda h, a=layer: mix(a, h, config)`. Without `a=layer` a lambda made in a loop reads `layer` only when it is
+# called, and all of them would run the last layer. `isinstance(layer.self_attn, KDA)` and `hasattr(layer, "mlp")` tell layers apart.
+# </details>
 # %%
 def weights(module):
     return dict(module.state_dict(keep_vars=True))
