@@ -1,6 +1,7 @@
 """The exercises: one source, starters that fail where they should and only there, solutions that pass, a chain that ends in Thursday."""
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_a_starter_fails_its_checks_and_only_them(source):
     assert {type(error) for error in errors.values()} <= {NotYet, NotImplementedError}
     functions = {name for cell in notebook.cells for name in exercises.FUNCTION.findall(cell.source)}
     for error in errors.values():  # each says which function is missing
-        assert str(error).rpartition(" is not written: ")[2].rstrip(".") in functions
+        assert re.search(r"not yet\. `(\w+)` is not written: put your lines in place of", str(error))[1] in functions
 
 
 @SOURCES

@@ -165,7 +165,11 @@ class Step:
             )
         error = theirs[wrong] if isinstance(theirs[wrong], Exception) else None
         if isinstance(error, NotImplementedError):
-            return NotYet(f"{self.name}: not yet. It, or a function that it calls, is not written: {error}".rstrip(": ") + ".")
+            missing = f"`{error}`" if str(error) else "A function that it calls"  # nbgrader's stub does not say which
+            return NotYet(
+                f"{self.name}: not yet. {missing} is not written: put your lines in place of `raise NotImplementedError`, "
+                "run that cell, then this one again."
+            )
         parts = [f"{self.name}: not yet.", f"{self._where(wrong, seed)} {self._difference(theirs[wrong], right[wrong])}"]
         nothing = error or _is_nothing(theirs[wrong])  # laws would say the same again
         broken = [] if nothing else [law.sentence for law in self.laws if not self._obeys(law, mine, wrong, seed)]
