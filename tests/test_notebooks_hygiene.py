@@ -116,12 +116,24 @@ def size_problems(notebook):
 def missing_parts(notebook):
     """What every notebook of the course has: a prediction, a panel, the price, a box of mistakes, three exercises and the sources."""
     text = "\n".join(cell.source for cell in notebook.cells)
-    parts = {"**Predict.**": 1, "_panel(": 1, "What articles get wrong": 1, "## Exercises": 1, "## Sources": 1, "Acme|[Mm]eeting|Thursday": 1,
-             r"(?m)^\*\*[123]\. ": 3, "</details>": 2}  # fmt: skip
+    parts = {"**Predict.**": 1, "_panel(": 1, "What articles get wrong": 1, "## Exercises": 1, "## Sources": 1,
+             "Acme|[Mm]eeting|Thursday": 1, r"(?m)^\*\*[123]\. ": 3, "</details>": 2}  # fmt: skip
     for part, times in parts.items():
         found = len(re.findall(part if "|" in part or "(?m)" in part else re.escape(part), text))
         if found < times:
             yield f"{part!r} is there {found} times, not {times}"
+
+
+def course_problems(notebook):
+    """What a learner would trip over: an import far down, more exercises than three, a helper where there is a public one."""
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    for source in code[1:]:
+        yield from (f"an import below the first code cell: {line}" for line in re.findall(r"(?m)^\s*(?:import|from) \w.*", source))
+    exercises = re.findall(r"(?m)^\*\*(\d)\. ", "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown"))
+    if exercises != ["1", "2", "3"]:
+        yield f"the exercises are numbered {exercises}"
+    if any("def check(" in source for source in code):
+        yield "defines check, which minimodel.checks has"
 
 
 def problems(notebook):
@@ -150,7 +162,7 @@ def test_stored_notebook(path):
 @pytest.mark.parametrize("path", COURSE, ids=lambda path: path.stem)
 def test_notebook_of_the_course(path):
     notebook = nbformat.read(path, as_version=4)
-    assert [*size_problems(notebook), *missing_parts(notebook)] == []
+    assert [*size_problems(notebook), *missing_parts(notebook), *course_problems(notebook)] == []
 
 
 # ---- the checks themselves: each must notice its own kind of fault
@@ -209,6 +221,22 @@ def test_a_missing_part_is_noticed():
     for cell in notebook.cells:
         cell.source = cell.source.replace("**Predict.**", "").replace("**3. ", "**4. ")
     assert len(list(missing_parts(notebook))) == 2
+
+
+@pytest.mark.parametrize("source, word", [
+    ("if ready:\n    from minimodel import kda", "an import below"), ("def check(answer, is_right, hint):\n    pass", "defines check"),
+])
+def test_a_fault_of_the_course_is_noticed(source, word):
+    notebook = nbformat.read(COURSE[1], as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell(source))
+    (problem,) = course_problems(notebook)
+    assert problem.startswith(word)
+
+
+def test_a_fourth_exercise_is_noticed():
+    notebook = nbformat.read(COURSE[1], as_version=4)
+    notebook.cells.append(nbformat.v4.new_markdown_cell("**4. One more.** ..."))
+    assert len(list(course_problems(notebook))) == 1
 
 
 def test_notebook_files_are_plain_json_with_stable_cell_ids():
