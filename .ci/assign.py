@@ -14,6 +14,7 @@ from pathlib import Path
 
 import exercises
 import nbformat
+
 import notebooks
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from html.parser import HTMLParser
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import setup
@@ -90,7 +89,8 @@ def build(root, site, *, python=sys.executable):
     """Build the site of the repository at ``root``. Leaves ``site`` as it was, and the program, where anything is wrong."""
     part = site.with_name(site.name + ".part")  # MyST-NB writes beside the pages too
     shutil.rmtree(part, ignore_errors=True)
-    command = [python, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", root / "docs", "-d", part / "doctrees", root, part / "html"]
+    command = [python, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", root / "docs", "-d", part / "doctrees",
+               root, part / "html"]
     if subprocess.run([str(word) for word in command], cwd=root).returncode:
         sys.exit("the site was not built: Sphinx's messages are above.")
     found = list(problems(part / "html"))

@@ -17,8 +17,9 @@ import sys
 import time
 
 import nbformat
-import notebooks
 from nbclient.exceptions import CellExecutionError
+
+import notebooks
 
 FOLDER = notebooks.FOLDER / "exercises"
 SOURCES = sorted((FOLDER / "source").glob("[0-9]*.py"))

@@ -30,7 +30,8 @@ def still(figure):
     from PIL import Image  # only here: who hands out exercises has the notebooks extra alone
 
     layout = figure["layout"]
-    drawn = plotly.io.to_image({"data": figure["data"], "layout": layout}, "png", width=layout.get("width", 900), height=layout.get("height", 450))
+    size = {"width": layout.get("width", 900), "height": layout.get("height", 450)}
+    drawn = plotly.io.to_image({"data": figure["data"], "layout": layout}, "png", **size)
     small = io.BytesIO()
     # max coverage keeps the color of a thin line; the default would give it up for one more shade of a large area
     colors = Image.open(io.BytesIO(drawn)).convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)

@@ -117,7 +117,7 @@ def can_build_manim():
 
 
 def main(goal):
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 (an older Python may read this file, to be told so)
         sys.exit(f"Python 3.11 or newer is needed; {sys.executable} is {platform.python_version()}. "
                  "If you have a newer one: make lab PYTHON=python3.12")
     start = time.time()

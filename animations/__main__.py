@@ -42,7 +42,8 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{name}  ({Path(films.source(scene)).name})\n    {films.caption(scene)}")
         return
     if not 1 <= options.jobs <= (most := os.cpu_count() or 1):
-        (render if options.command == "render" else sheet).error(f"--jobs must lie in 1..{most}, the number of this machine's cores, got {options.jobs}")
+        command = render if options.command == "render" else sheet
+        command.error(f"--jobs must lie in 1..{most}, the number of this machine's cores, got {options.jobs}")
     if options.command == "sheet":
         from animations.sheet import contact_sheet, write_docs
 

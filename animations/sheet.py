@@ -46,7 +46,8 @@ def listed(scenes: dict[str, type]) -> str:
     parts = []
     for name, scene in scenes.items():
         says = caption(scene)
-        parts.append(f"### {name}\n{says}\n\n`manim -ql {source(scene)} {name}`\n\n![The last frame of {name}: {says}](images/scene_{name}.png)\n\n")
+        picture = f"![The last frame of {name}: {says}](images/scene_{name}.png)"
+        parts.append(f"### {name}\n{says}\n\n`manim -ql {source(scene)} {name}`\n\n{picture}\n\n")
     return "".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""The documentation site, as Sphinx builds it: `make docs`. The source folder is the whole repository, so a link that works there works here.
+"""The documentation site, as Sphinx builds it: `make docs`. The source folder is the whole repository: a link that works there works here.
 
 What is special to this project lies in docs/site: notebooks with living figures, formulas as MathML, source files beside their pages.
 """
@@ -20,7 +20,8 @@ root_doc = "README"
 include_patterns = ["README.md", "docs/*.md", "docs/api/*.md", "notebooks/**", "minimodel/pretrained/*/README.md", "tests/golden/README.md"]
 exclude_patterns = [".*", "site", "media", "runs", "build", "dist", "**/.ipynb_checkpoints", "**/__pycache__", "benchmarks", "**.py"]
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "contents", "docstrings", "figures", "formulas", "public_names", "sources"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions += ["contents", "docstrings", "figures", "formulas", "public_names", "sources"]  # docs/site
 
 # Markdown and notebooks: as a repository viewer reads them, with formulas between dollars. Nothing is run.
 nb_execution_mode = "off"

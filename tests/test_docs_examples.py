@@ -23,7 +23,7 @@ def test_an_example_prints_what_stands_beneath_it(place, code, said, capsys, mon
 
 
 def test_every_python_block_has_an_output():
-    for name, page in PAGES.items():
+    for page in PAGES.values():
         assert len(EXAMPLE.findall(page)) == page.count("```python")
     assert len(EXAMPLES) >= 14 and all(said for _, _, said in EXAMPLES)
 

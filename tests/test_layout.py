@@ -118,7 +118,8 @@ def test_importing_minimodel_costs_little_more_than_torch():
 
 
 def test_importing_minimodel_loads_no_pictures():
-    heavy = run_python("import sys, minimodel; print([m for m in ('plotly', 'ipywidgets', 'anywidget', 'manim', 'IPython') if m in sys.modules])")
+    drawing = "('plotly', 'ipywidgets', 'anywidget', 'manim', 'IPython')"
+    heavy = run_python(f"import sys, minimodel; print([m for m in {drawing} if m in sys.modules])")
     assert heavy == "[]"
 
 
@@ -148,6 +149,13 @@ def test_files_are_small():
     sizes = {path.relative_to(ROOT): path.stat().st_size for path in tracked()}
     assert {str(path): size for path, size in sizes.items() if size > 4_000_000} == {}
     assert sum(size for path, size in sizes.items() if "pretrained" in path.parts) <= 12_000_000
+
+
+def test_the_linter_finds_nothing():
+    """The rules are in pyproject.toml."""
+    found = subprocess.run([sys.executable, "-m", "ruff", "check", "--output-format", "concise", "--no-cache", "."],
+                           cwd=ROOT, capture_output=True, text=True)  # fmt: skip
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_no_file_names_a_place_on_somebodys_machine():

@@ -8,7 +8,7 @@ CONTENTS = {
     "See it": ["docs/gallery", "docs/animations", "docs/evidence"],
     "Guide": ["docs/install", "docs/minimodel", "docs/architecture", "docs/glossary", "docs/faq", "docs/limits", "docs/performance",
               "docs/teaching", "docs/decisions", "docs/[a-z]*", "minimodel/pretrained/*/README", "tests/golden/README"],
-    "Reference": ["docs/api/index", "docs/api/kda", "docs/api/model", "docs/api/experts", "docs/api/running", "docs/api/training", "docs/api/*"],
+    "Reference": [*(f"docs/api/{page}" for page in ("index", "kda", "model", "experts", "running", "training")), "docs/api/*"],
 }  # fmt: skip
 STARTERS, SOLUTIONS = "notebooks/exercises/", "notebooks/exercises/solutions/"
 HIDDEN = "\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"

@@ -8,7 +8,7 @@ DRAWING = """<div class="k3-figure">
 <div class="k3-plot" role="img" aria-label="{words}" style="height:{height}px"></div>
 <script type="application/json">{figure}</script>
 </div>"""
-NOTE = """*The notebook as it is stored. Its figures answer to the mouse; sliders and buttons need a kernel: `make lab` opens it in JupyterLab.*"""
+NOTE = "*The notebook as it is stored. Its figures answer to the mouse; sliders and buttons need a kernel, which `make lab` gives them.*"
 
 
 def words(data):

@@ -160,8 +160,9 @@ def _heading(picture: BarPicture | LinePicture, x: float, y: float, theme: Theme
     lines = textwrap.wrap(picture.title, TITLE)
     gap = "<br>" if len(lines[-1]) + len(better) > TITLE else " "
     more = f"{gap}<span style='color:{theme.muted}'>{literal(better)}</span>" if better else ""
-    return {"text": "<br>".join(f"<b>{literal(line)}</b>" for line in lines) + more, "x": x, "y": y, "xref": "paper", "yref": "paper", "xanchor": "left",
-            "yanchor": "bottom", "align": "left", "showarrow": False, "font": {"size": 13, "color": theme.ink}}  # fmt: skip
+    text = "<br>".join(f"<b>{literal(line)}</b>" for line in lines) + more
+    return {"text": text, "x": x, "y": y, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom", "align": "left",
+            "showarrow": False, "font": {"size": 13, "color": theme.ink}}  # fmt: skip
 
 
 def _published(story: ExperimentStory) -> list[str]:

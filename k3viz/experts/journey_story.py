@@ -55,7 +55,8 @@ class JourneyStory:
         high, low = (format_number(w) for w in (self.weights[-1, 0], self.weights[-1, -1]))
         return (
             f"A seeded, untrained router sends each word to {self.top_k} of {E} experts; {T} {plural('word', T)} wake {self.awake(T)} of "
-            f"them. For {self.tokens[-1]!r} the weights run from {high} to {low}. The whole model has {format_count(self.total)} parameters, "
+            f"them. For {self.tokens[-1]!r} the weights run from {high} to {low}. "
+            f"The whole model has {format_count(self.total)} parameters, "
             f"{format_count(self.active)} active."
         )
 

@@ -45,7 +45,8 @@ class ResidualsStory:
 
     tokens: T words. readers: R names; the first sublayer reads the embedding alone and is left out. sources: N names, oldest first.
     weights [R, T, N]: the softmax weights; learned_weights [R, T, N]: the same with all queries learned. learned_share, plain_share
-    [R, T, N]: each source's part of the length that is added up, with these weights and with weight 1 for all. partial: readers whose newest source is the unfinished sum of their block.
+    [R, T, N]: each source's part of the length that is added up, with these weights and with weight 1 for all. partial: readers whose
+    newest source is the unfinished sum of their block.
     token, reader: the ones looked at. asked: the shares a chosen query was solved for. answer, learned_answer, plain_answer: (next
     word, probability) as shown, with all queries learned, and with plain residuals. In all cases NaN means: not there yet.
     """

@@ -18,6 +18,7 @@ from minimodel.model import K3ForCausalLM
 from minimodel.pretrained import load_pretrained
 from minimodel.tasks import meeting, story
 
+
 # ---- the stack: every sublayer reads depth, then writes ----
 def _stack(embedding, sublayers, readers, block, *, reads=reference_residual, residual=False, last=True):
     depth = DepthSources(embedding, block)
@@ -183,7 +184,7 @@ def model_without_shared_experts(config):
     return _Changed(config, lambda m: [setattr(b.block_sparse_moe, "shared_experts", None) for b in m.model.layers if b.block_sparse_moe])
 
 
-@own_model.slip("every sublayer ran the last layer. A lambda made in a loop reads `layer` when it is called: keep it, lambda h, a=layer: ...")
+@own_model.slip("every sublayer ran the last layer. A lambda of a loop reads `layer` when it is called: keep it, lambda h, a=layer: ...")
 def last_layer_only(config):
     def share(m):
         last = m.model.layers[-1]

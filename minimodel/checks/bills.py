@@ -86,7 +86,8 @@ def keys_and_values(config, tokens, number_bytes):
 
 @mla_bytes.law("twice the heads, the same bytes: they share the rows")
 def heads_cost_nothing(mine, config, tokens, number_bytes):
-    return mine(config.replace(num_attention_heads=2 * config.num_attention_heads), tokens, number_bytes) == mine(config, tokens, number_bytes)
+    doubled = config.replace(num_attention_heads=2 * config.num_attention_heads)
+    return mine(doubled, tokens, number_bytes) == mine(config, tokens, number_bytes)
 
 
 def _fixed_inputs(draw):

@@ -6,8 +6,9 @@ import dis
 from collections.abc import Callable, Container, Iterator
 from types import CodeType, FunctionType
 
+
 def called(mine: Callable, names: Container[str]) -> dict[str, Callable]:
-    """The functions called ``names`` that ``mine`` uses, itself or through others of its notebook; those that are used come before their users."""
+    """The functions called ``names`` that ``mine`` uses, itself or through others of its notebook; what is used comes before its users."""
     found: dict[str, Callable] = {}
     seen: set[type | FunctionType] = set()
 

@@ -1,8 +1,8 @@
 """Score a trained meeting model on held-out notes, and publish a finished run into the package.
 
-    python -m minimodel.pretrained score                     # the committed checkpoint
-    python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold runs/old --minutes 197   # the last run's model, the curve of all
-    python -m minimodel.pretrained toolbox                   # train and publish the five models of the toolbox
+    python -m minimodel.pretrained score                                   # the committed checkpoint
+    python -m minimodel.pretrained publish runs/meeting ... --minutes 197  # the last run's model, the curve of all
+    python -m minimodel.pretrained toolbox                                 # train and publish the five models of the toolbox
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ def scores(model: K3ForCausalLM, *, answers: int = 1000) -> dict:
     return {"held_out": table, "p_thursday": round(float(p[meeting.encode("Thursday")[0]]), 4)}
 
 
-COMMANDS = """python -m minimodel.train meeting --threads 1 --out runs/meeting
-python -m minimodel.train meeting --threads 1 --out runs/dense --notes dense --start runs/meeting/model --steps 6500 --lr 1.2e-2
-python -m minimodel.train meeting --threads 1 --out runs/cold --notes cold --start runs/dense/model --steps 6000 --lr 1e-2
-python -m minimodel.train meeting --threads 1 --out runs/old --notes old --start runs/cold/model --steps 16000 --lr 8e-3
-python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold runs/old --minutes"""
+TRAIN = "python -m minimodel.train meeting --threads 1"
+COMMANDS = f"""{TRAIN} --out runs/meeting
+{TRAIN} --out runs/dense --notes dense --start runs/meeting/model --steps 6500 --lr 1.2e-2
+{TRAIN} --out runs/cold --notes cold --start runs/dense/model --steps 6000 --lr 1e-2
+{TRAIN} --out runs/old --notes old --start runs/cold/model --steps 16000 --lr 8e-3
+{TRAIN} --out runs/used --notes old --residue 0.2 --seed 1 --start runs/old/model --steps 16000 --lr 8e-3
+python -m minimodel.pretrained publish runs/meeting runs/dense runs/cold runs/old runs/used --minutes"""
 
 
 def readme(result: dict, steps: int, minutes: int) -> str:
@@ -61,11 +63,12 @@ def readme(result: dict, steps: int, minutes: int) -> str:
 {COMMANDS} {minutes}
 ```
 
-{steps:,} steps of 2,048 tokens took {minutes} minutes; the longest note has {meeting.LONGEST:,} tokens. The first run learns the language of the notes and
-their names. Later ones read notes with more writes in them, and notes in which a few facts change all the time while others grow old; in
-the last one they have to survive still more writes. `curve.json` holds the loss of every tenth step. The same commands give the same model
-with the same version of the code, on the same processor with the same number of threads; elsewhere rounding differs, and so does the model
-a little. The first run was made before the delta-rule operator was rewritten, the second before it got kernels in C.
+{steps:,} steps of 2,048 tokens took {minutes} minutes; the longest note has {meeting.LONGEST:,} tokens. The first run learns the
+language of the notes and their names. Later ones read notes with more writes in them, and notes in which a few facts change all the
+time while others grow old; in the fourth these have to survive still more writes, and in the last one the memory starts from noise,
+as if a long past had left something behind. `curve.json` holds the loss of every tenth step. The same commands give the same model
+with the same version of the code, on the same processor with the same number of threads; elsewhere rounding differs, and so does
+the model a little. The first run was made before the delta-rule operator was rewritten, the second before it got kernels in C.
 
 Scores on held-out notes: a blank is right when the likeliest of all {len(meeting.VOCABULARY)} words is the latest value.
 

@@ -48,5 +48,6 @@ def tell(seed: int | str = 0) -> Story:
         end, before = len(ids), facts[None, slot]
         writer.state(None, slot, UPDATE)
         told = Story(decode(ids[:end]), decode(ids[end:]), slot, question(slot), before, facts[None, slot])
-        if told.answer != before and not told.update.startswith(told.question):  # something changes, and is not said in the question's words
+        # something changes, and is not said in the question's words
+        if told.answer != before and not told.update.startswith(told.question):
             return told

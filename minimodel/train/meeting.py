@@ -37,7 +37,9 @@ def train_meeting(
 
     One project is learned from notes of 128 tokens in about a hundred steps at lr 1.5e-2. With more, notes and their number of projects
     grow along ``meeting.curriculum``; ``notes`` "dense", "cold" or "old" takes those of :func:`later_batch`. ``residue``: see
-    :func:`used_memory`. ``start``: the folder of a trained model to go on from. ``folder``: see :func:`train`. Returns the model and its log.
+    :func:`used_memory`. ``start``: the folder of a trained model to go on from. ``folder``: see :func:`train`.
+
+    Returns: the model and its log.
     """
     if notes not in NOTES:
         raise ValueError(f"notes must be one of {', '.join(NOTES)}, got {notes!r}")

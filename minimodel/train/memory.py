@@ -1,7 +1,8 @@
 """What a training step takes in memory, in closed form, before anything is allocated.
 
 Weights, gradients and optimizer state are exact: they are numbers times bytes. Activations count the tensors that plain torch keeps between
-the forward and the backward pass, read off the modules' code; the kernels for GPUs and the C kernels keep fewer. What operators need for a moment is estimated.
+the forward and the backward pass, read off the modules' code; the kernels for GPUs and the C kernels keep fewer. What operators need for
+a moment is estimated.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ import minimodel.train.meeting as training
 from minimodel.config import K3Config
 from minimodel.model import K3ForCausalLM, ModelOutput
 from minimodel.tasks import meeting
-from minimodel.train import train, train_meeting
-from minimodel.train.meeting import later_batch, used_memory
 from minimodel.tasks.meeting import (
     BLANK,
     PROJECTS,
@@ -28,6 +26,8 @@ from minimodel.tasks.meeting import (
     training_batch,
     write_note,
 )
+from minimodel.train import train, train_meeting
+from minimodel.train.meeting import later_batch, used_memory
 
 SHORTEST = meeting.SENTENCE + meeting.ASKED  # a note of one sentence and one question
 ARTICLE = (

@@ -152,7 +152,8 @@ def test_large_numbers():
 def test_strided_inputs_and_nothing_written_to_them(axes):
     """Also where channels aren't neighbours, which only a copy can serve."""
     x = case(B=2, T=37, H=3)
-    strided = [a.transpose(*axes).contiguous().transpose(*axes) if a.dim() == 4 else a.transpose(0, 1).contiguous().transpose(0, 1) for a in x[:5]]
+    swaps = [axes if a.dim() == 4 else (0, 1) for a in x[:5]]
+    strided = [a.transpose(*swap).contiguous().transpose(*swap) for a, swap in zip(x[:5], swaps, strict=True)]
     strided.append(x[5].transpose(2, 3).contiguous().transpose(2, 3))
     assert not strided[0].is_contiguous()
     kept = [a.clone() for a in strided]
@@ -332,7 +333,7 @@ def test_threads_of_its_own_where_openmp_offers_none(monkeypatch):
         torch.set_num_threads(1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch's OpenMP offers no GOMP_parallel, and the kernel starts threads of its own")
+@pytest.mark.skipif(sys.platform != "linux", reason="only torch's OpenMP for Linux offers GOMP_parallel; elsewhere own threads start")
 def test_on_linux_they_are_those_of_torch():
     assert native.team().value
 

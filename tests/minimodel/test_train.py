@@ -101,7 +101,8 @@ def test_the_optimizers_are_those_they_are_called():
         model = new_model()
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
         run(model, steps=1, optimizer=name, lr=0.01)
-        ends[name] = {n: (p.detach() - 0.999 * before[n]) for n, p in model.named_parameters() if n.endswith("o_proj.weight") or "q_proj" in n}
+        moved = {n: p for n, p in model.named_parameters() if n.endswith("o_proj.weight") or "q_proj" in n}
+        ends[name] = {n: (p.detach() - 0.999 * before[n]) for n, p in moved.items()}
     for n, move in ends["adamw"].items():
         assert move.abs().median() == pytest.approx(0.01, rel=1e-3), n
     for n in ends["muon"]:

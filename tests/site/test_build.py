@@ -39,7 +39,8 @@ def test_every_public_name_has_its_place_in_the_reference(site):
 
 def test_every_stored_figure_is_drawn_by_one_plotly(site):
     for path in NOTEBOOKS:
-        stored = [output for cell in json.loads(read(path))["cells"] for output in cell.get("outputs", []) if FIGURE in output.get("data", {})]
+        outputs = [output for cell in json.loads(read(path))["cells"] for output in cell.get("outputs", [])]
+        stored = [output for output in outputs if FIGURE in output.get("data", {})]
         page = read(site / path.relative_to(ROOT).with_suffix(".html"))
         assert page.count('class="k3-plot"') == len(stored)
         assert ("plotly.min.js" in page) == bool(stored)
@@ -63,14 +64,16 @@ def repository(folder, page):
 
 
 def test_a_small_site_without_faults_is_built(tmp_path):
-    page = "[Start](../README.md), [here](#part), ![A router](images/panel_experts.png), $e^{-g} \\in \\big(0, 1\\big)$, [far](https://pytorch.org)\n\n## Part"
+    page = "[Start](../README.md), [here](#part), ![A router](images/panel_experts.png), $e^{-g} \\in \\big(0, 1\\big)$, "
+    page += "[far](https://pytorch.org)\n\n## Part"
     root = repository(tmp_path / "repository", page)
     docs.build(root, tmp_path / "out")
     assert "<math" in read(tmp_path / "out/docs/page.html")
 
 
 @pytest.mark.parametrize("faults", [
-    {"[gone](gone.md)": "gone.md", "[lost](../README.md#lost)": "lost", "[away](#away)": "away", "![A picture](images/none.png)": "none.png",
+    {"[gone](gone.md)": "gone.md", "[lost](../README.md#lost)": "lost", "[away](#away)": "away", 
+     "![A picture](images/none.png)": "none.png",
      "$\\nosuchcommand{x}$": "nosuchcommand"},  # Sphinx notices these
     {"![](images/panel_experts.png)": "no words for the picture", "![Far](https://example.org/far.png)": "far.png from another machine",
      "<script src='https://example.org/far.js'></script>": "far.js from another machine"},
@@ -103,8 +106,8 @@ def test_the_check_of_pages_notices_each_kind_of_fault(tmp_path, html, message):
 
 
 def test_the_check_of_pages_passes_good_ones(tmp_path):
-    (tmp_path / "page.html").write_text("<h1 id='a%b'>A</h1><a href='#a%25b'>x</a><a href='https://example.org'>y</a><a href='page.html?q=1'>z</a>",
-                                        encoding="utf-8")
+    links = "<a href='#a%25b'>x</a><a href='https://example.org'>y</a><a href='page.html?q=1'>z</a>"
+    (tmp_path / "page.html").write_text(f"<h1 id='a%b'>A</h1>{links}", encoding="utf-8")
     (tmp_path / "a.css").write_text("p { background: url(data:image/png;base64,AAAA) }", encoding="utf-8")
     assert list(docs.problems(tmp_path)) == []
     (tmp_path / "a.css").write_text("p { background: url(https://example.org/a.png) }", encoding="utf-8")

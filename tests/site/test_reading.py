@@ -20,7 +20,8 @@ class Reader:
         self.context = browser.new_context(offline=True, **options)
         self.page = self.context.new_page()
         self.page.set_default_timeout(60_000)
-        self.page.on("request", lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else self.asked.append(request.url))
+        at_home = ("file:", "data:", "blob:")
+        self.page.on("request", lambda request: None if request.url.startswith(at_home) else self.asked.append(request.url))
         self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
 
