@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from minimodel.delta_rule.triton_available import use_triton
-from minimodel.layers import RMSNorm, own_precision
+from minimodel.layers import RMSNorm, own_precision, wide
 from minimodel.trace import Traced
 
 __all__ = ["DepthSources", "PseudoQuery", "attention_residual", "depth_weights", "two_phase_read"]
@@ -39,7 +39,7 @@ def attention_residual(
 
         return depth_read(sources, query, gain, eps)
     weights = depth_weights(sources, query, gain, eps)
-    return (weights.unsqueeze(-1) * _wide(sources)).sum(-2).to(sources.dtype)  # a product of [1, N] and [N, D] a token would be slower
+    return (weights.unsqueeze(-1) * wide(sources)).sum(-2).to(sources.dtype)  # a product of [1, N] and [N, D] a token would be slower
 
 
 def depth_weights(
@@ -51,10 +51,10 @@ def depth_weights(
 
 def depth_scores(sources: Tensor, query: Tensor, gain: Tensor, eps: float = 1e-5) -> Float[Tensor, "... N"]:
     """``query . (gain * RMSNorm(v_i))``; the norm is a scalar a source, so the product comes first."""
-    wide = _wide(sources)
-    with own_precision(wide):
-        mean_square = torch.linalg.vecdot(wide, wide) / wide.shape[-1]
-        along = wide @ (gain.to(wide.dtype) * query.to(wide.dtype))
+    v = wide(sources)
+    with own_precision(v):
+        mean_square = torch.linalg.vecdot(v, v) / v.shape[-1]
+        along = v @ (gain.to(v.dtype) * query.to(v.dtype))
     return along * torch.rsqrt(mean_square + eps)
 
 
@@ -73,11 +73,11 @@ def two_phase_read(
     scores = depth_scores(stored, query, gain, eps)
     m1 = scores.amax(-1)
     p = (scores - m1.unsqueeze(-1)).exp()
-    o1, l1 = (p.unsqueeze(-2) @ _wide(stored)).squeeze(-2), p.sum(-1)
+    o1, l1 = (p.unsqueeze(-2) @ wide(stored)).squeeze(-2), p.sum(-1)
     m2 = depth_scores(prefix.unsqueeze(-2), query, gain, eps).squeeze(-1)
     m = torch.maximum(m1, m2)
     a1, a2 = (m1 - m).exp(), (m2 - m).exp()
-    return ((a1.unsqueeze(-1) * o1 + a2.unsqueeze(-1) * _wide(prefix)) / (a1 * l1 + a2).unsqueeze(-1)).to(prefix.dtype)
+    return ((a1.unsqueeze(-1) * o1 + a2.unsqueeze(-1) * wide(prefix)) / (a1 * l1 + a2).unsqueeze(-1)).to(prefix.dtype)
 
 
 class DepthSources:
@@ -127,7 +127,3 @@ class PseudoQuery(Traced):
         if self.tracing:
             self.emit(weights=depth_weights(sources, self.weight[0], norm.weight, norm.eps), sources=sources)
         return attention_residual(sources, self.weight[0], norm.weight, norm.eps)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()

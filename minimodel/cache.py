@@ -140,6 +140,7 @@ class HybridCache:
         self._half_written = False
 
     def require_whole(self) -> None:
+        """Raises ValueError after a pass that was interrupted, until a snapshot is restored: some layers have read more than others."""
         if self._half_written:
             raise ValueError("cache was left half written by a pass that was interrupted: restore a snapshot, or start a new cache")
 
@@ -163,6 +164,7 @@ class HybridCache:
         return sum(slot.reserved_nbytes for slot in self.layers)
 
     def snapshot(self) -> CacheSnapshot:
+        """A copy of everything the cache holds, for :meth:`restore`. Raises ValueError for a cache that is left half written."""
         self.require_whole()
         layers = tuple({name: x.clone() for name, x in slot.tensors().items()} for slot in self.layers)
         return CacheSnapshot(self.config, self.seen, self.padding.clone(), layers)

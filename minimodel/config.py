@@ -118,6 +118,7 @@ class K3Config:
         return layer + 1 in self.linear_attn_config.kda_layers
 
     def is_moe_layer(self, layer: int) -> bool:
+        """Whether 0-based ``layer`` has experts: from ``first_k_dense_replace`` on, where ``moe_layer_freq`` divides it."""
         return layer >= self.first_k_dense_replace and layer % self.moe_layer_freq == 0
 
     def mixer(self, layer: int) -> str:

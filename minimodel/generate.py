@@ -13,7 +13,6 @@ from minimodel.cache import HybridCache
 Prompt = Int[Tensor, "_"] | Sequence[int]
 
 
-@torch.no_grad()
 def generate(
     model,
     input_ids: Int[Tensor, "B T"] | Sequence[Prompt],
@@ -43,8 +42,7 @@ def generate(
             last token given out.
 
     Returns: prompts and continuations [B, T+N]; rows that stopped early are filled with their stop token. For a list of prompts, a
-    list of 1-D
-    tensors without padding or filling.
+    list of 1-D tensors without padding or filling.
     """
     _check_sampling(max_new_tokens, temperature, top_k, top_p)
     ragged = not isinstance(input_ids, Tensor)

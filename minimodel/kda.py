@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from minimodel.cache import FixedState, writable
 from minimodel.delta_rule import bounded_log_decay, kda, kda_recurrent, kda_step_, mamba_dt_bias, softplus_log_decay
 from minimodel.delta_rule.triton_available import use_triton
-from minimodel.layers import RMSNorm, ShortConv, l2norm, linear, short_conv
+from minimodel.layers import RMSNorm, ShortConv, l2norm, linear, short_conv, wide
 from minimodel.trace import Traced
 
 
@@ -115,7 +115,7 @@ class KimiDeltaAttention(Traced):
                 inputs = [a if a.dtype == state.dtype else a.to(state.dtype) for a in (q, k, v, g, beta)]
                 return kda_step_(state, *inputs, q.shape[-1] ** -0.5).to(q.dtype), state
             return kda(q, k, v, g, beta, initial_state=state, cu_seqlens=cu_seqlens, backend=backend, in_place=written)
-        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        dtype = wide(q).dtype
         inputs = [a.to(dtype) for a in (q * q.shape[-1] ** -0.5, k, v, g, beta)]
         S = inputs[1].new_zeros(len(q), self.num_heads, self.head_dim, self.head_dim) if state is None else state
         o, S, states = by_document(lambda *x: kda_recurrent(*x, S, keep_states=True), inputs, cu_seqlens)

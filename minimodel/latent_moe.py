@@ -73,9 +73,8 @@ class StableLatentMoE(nn.Module):
     """``y = sum_shared E(x) + W_up RMSNorm( sum_j p_j E_j(W_down x) )``.
 
     The router reads the full x, routed experts the latent (half of D in K3), shared experts the full x, fused into one MLP of
-    twice the width.
-    "Stable" names three additions: this norm after the weighted sum, the bounded SiTU activation, Quantile Balancing. Without
-    ``routed_expert_hidden_size`` there is no latent and no norm (Kimi Linear).
+    twice the width. "Stable" names three additions: this norm after the weighted sum, the bounded SiTU activation, Quantile
+    Balancing. Without ``routed_expert_hidden_size`` there is no latent and no norm (Kimi Linear).
     """
 
     def __init__(self, config) -> None:
@@ -90,6 +89,7 @@ class StableLatentMoE(nn.Module):
         self.shared_experts = GatedMLP(config, shared) if shared else None
 
     def forward(self, x: Float[Tensor, "B T D"], mask: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B T D"]:
+        """The equation above for every token of x [B, T, D] by itself. mask [B, T]: False at padding, which the balancing leaves out."""
         flat = x.flatten(0, -2)
         weights, indices = self.gate(flat, None if mask is None else mask.flatten())
         z = flat if self.routed_expert_down_proj is None else self.routed_expert_down_proj(flat)

@@ -9,22 +9,27 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-__all__ = ["GatedMLP", "RMSNorm", "ShortConv", "l2norm", "rms_norm", "short_conv", "situ_glu"]
+__all__ = ["GatedMLP", "RMSNorm", "ShortConv", "l2norm", "rms_norm", "short_conv", "situ_glu", "wide"]
 
 NOTHING = nullcontext()  # made once: a decoding step counts microseconds
 
 
+def wide(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """x in the precision that norms, gates, softmaxes and scores are computed in: float64 stays, everything else becomes float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def rms_norm(x: Float[Tensor, "... D"], weight: Float[Tensor, "D"] | None = None, eps: float = 1e-5) -> Float[Tensor, "... D"]:
     """``weight * x / sqrt(mean(x^2) + eps)`` over the last axis, in float32 (or float64), returned in x's dtype."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    y = wide(x)
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
     return (y if weight is None else y * weight).to(x.dtype)
 
 
 def l2norm(x: Float[Tensor, "... K"], eps: float = 1e-6) -> Float[Tensor, "... K"]:
     """``x / sqrt(sum(x^2) + eps)``: unit length, with eps added to the *sum* of squares as the released kernels do."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+    y = wide(x)
+    return (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def situ_glu(
@@ -39,8 +44,8 @@ def situ_glu(
         raise ValueError(f"up must have gate's shape {tuple(gate.shape)}, got {tuple(up.shape)}")
     if not beta > 0 or (linear_beta is not None and not linear_beta > 0):
         raise ValueError(f"beta and linear_beta must be positive (or linear_beta None), got {beta} and {linear_beta}")
-    dtype = torch.float64 if gate.dtype == torch.float64 else torch.float32
-    a, b = gate.to(dtype), up.to(dtype)
+    a = wide(gate)
+    b = up.to(a.dtype)
     b = b if linear_beta is None else linear_beta * torch.tanh(b / linear_beta)
     return (beta * torch.tanh(a / beta) * torch.sigmoid(a) * b).to(gate.dtype)
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from minimodel.cache import Rows
-from minimodel.layers import RMSNorm, linear
+from minimodel.layers import RMSNorm, linear, wide
 from minimodel.trace import Traced
 
 LATENT_EPS = 1e-6  # the two latent norms keep their class default in the released code; every other norm uses rms_norm_eps
@@ -84,7 +84,7 @@ class GatedMLA(Traced):
         k, v = self.kv_b_proj(c).unflatten(-1, (self.num_heads, self.nope + self.v_dim)).transpose(1, 2).split([self.nope, self.v_dim], -1)
         k = torch.cat([k, e.unsqueeze(1).expand(-1, self.num_heads, -1, -1)], -1)
         if self.tracing:
-            p = _softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, allowed)
+            p = masked_softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, allowed)
             self.emit(attention=p)
             return p.to(v.dtype) @ v
         # the fused kernel wants values as wide as keys; without it, all T x N scores are stored
@@ -99,15 +99,14 @@ class GatedMLA(Traced):
         q_nope, q_extra = q.split([self.nope, self.extra], -1)
         q_latent = torch.einsum("bhtn,hnl->bhtl", q_nope, up_k)
         scores = q_latent @ c.unsqueeze(1).transpose(-1, -2) + q_extra @ e.unsqueeze(1).transpose(-1, -2)
-        p = _softmax(scores * (self.nope + self.extra) ** -0.5, allowed)
+        p = masked_softmax(scores * (self.nope + self.extra) ** -0.5, allowed)
         self.emit(attention=p)
         return torch.einsum("bhtl,hvl->bhtv", p.to(c.dtype) @ c.unsqueeze(1), up_v)
 
 
-def _softmax(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Softmax over the allowed keys, in float32 (or float64)."""
-    wide = scores if scores.dtype == torch.float64 else scores.float()
-    return wide.masked_fill(~allowed, -torch.inf).softmax(-1)
+def masked_softmax(scores: Float[Tensor, "B H T N"], allowed: Bool[Tensor, "#B 1 T N"]) -> Float[Tensor, "B H T N"]:
+    """Softmax over the allowed keys, in float32 (or float64). A row where nothing is allowed is NaN."""
+    return wide(scores).masked_fill(~allowed, -torch.inf).softmax(-1)
 
 
 def attention_mask(

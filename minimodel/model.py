@@ -21,7 +21,7 @@ from minimodel.config import K3Config
 from minimodel.delta_rule import BACKENDS, check_cu_seqlens
 from minimodel.kda import KimiDeltaAttention
 from minimodel.latent_moe import RoutedExperts, StableLatentMoE
-from minimodel.layers import GatedMLP, RMSNorm, linear
+from minimodel.layers import GatedMLP, RMSNorm, linear, wide
 from minimodel.mla import GatedMLA
 from minimodel.routing import Router
 from minimodel.trace import Traced
@@ -135,6 +135,17 @@ class K3Model(nn.Module):
         cu_seqlens: Int[Tensor, "bounds"] | None = None,
         backend: str = "auto",
     ) -> Float[Tensor, "B T D"]:
+        """The final norm's output [B, T, D]: what the head turns into logits.
+
+        Checks nothing: :class:`K3ForCausalLM` does, and opens the cache.
+
+        Args:
+            input_ids: tokens [B, T].
+            cache: read and extended in place, inside ``cache.extending``.
+            mask: [B, T], False at left padding. None: no padding.
+            padding: [B], how many tokens of each row are padding, also those that the cache has read.
+            cu_seqlens, backend: see :meth:`K3ForCausalLM.forward`.
+        """
         block = self.config.attn_res_block_size
         depth = DepthSources(self.embed_tokens(input_ids), None if block is None else 2 * block)
         for i, layer in enumerate(self.layers):
@@ -151,8 +162,7 @@ class K3ForCausalLM(Traced):
     """A K3 that predicts the next token.
 
     ``K3ForCausalLM(config, seed=0)`` initializes deterministically: normal weights of std ``initializer_range``, zero
-    pseudo-queries, A_log = 0 with
-    the Mamba-style decay bias. On ``device="meta"`` nothing is drawn.
+    pseudo-queries, A_log = 0 with the Mamba-style decay bias. On ``device="meta"`` nothing is drawn.
     """
 
     def __init__(self, config: K3Config, *, seed: int = 0) -> None:
@@ -211,8 +221,7 @@ class K3ForCausalLM(Traced):
         self.emit(logits=logits)
         loss = None
         if labels is not None:
-            wide = logits if logits.dtype == torch.float64 else logits.float()
-            loss = F.cross_entropy(wide[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+            loss = F.cross_entropy(wide(logits)[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
         return ModelOutput(logits, loss, cache)
 
     def new_cache(self, batch_size: int = 1) -> HybridCache:

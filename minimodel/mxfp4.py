@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from minimodel.layers import wide
+
 BLOCK = 32
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by code 0..7; codes 8..15 are the same values, negative
 RULES = ("even", "floor")
@@ -35,7 +37,7 @@ def quantize_mxfp4(w: Float[Tensor, "*rows N"], *, rule: str = "even") -> tuple[
         raise ValueError(f"rule must be one of {RULES}, got {rule!r}")
     if w.ndim == 0 or w.shape[-1] % BLOCK or w.shape[-1] == 0:
         raise ValueError(f"w {list(w.shape)} needs a last dimension that is a positive multiple of {BLOCK}")
-    x = w.detach().to(torch.float64 if w.dtype == torch.float64 else torch.float32).unflatten(-1, (w.shape[-1] // BLOCK, BLOCK))
+    x = wide(w.detach()).unflatten(-1, (w.shape[-1] // BLOCK, BLOCK))
     amax = x.abs().amax(-1)
     if not bool(torch.isfinite(amax).all()):
         raise ValueError(f"w {list(w.shape)} holds NaN or infinite weights, which MXFP4 cannot store")

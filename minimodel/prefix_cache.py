@@ -1,10 +1,9 @@
 """PrefixCache: a prompt that begins like an earlier one is resumed, not read again (K3 report 5.4.1).
 
 The two kinds of memory need two kinds of entries. An MLA latent belongs to its token, so whole blocks of tokens are stored and
-shared. A KDA state is
-a summary of everything before it and cannot be rewound, so it is stored only at chosen block ends, as a checkpoint. A hit is the
-longest prefix
-whose blocks are all there *and* that ends at a checkpoint. Blocks are named by chained hashes: a block's name covers every token before it.
+shared. A KDA state is a summary of everything before it and cannot be rewound, so it is stored only at chosen block ends, as a
+checkpoint. A hit is the longest prefix whose blocks are all there *and* that ends at a checkpoint. Blocks are named by chained
+hashes: a block's name covers every token before it.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ class PrefixCache:
         prefix.insert(ids, cache)
 
     Entries are copies: a cache that was handed out can be extended freely. They belong to the weights they were computed with:
-    after training
-    on, start a new one.
+    after training on, start a new one.
     """
 
     def __init__(self, model, *, block_tokens: int = 64, max_bytes: int = 256 * 2**20) -> None:

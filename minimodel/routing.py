@@ -1,8 +1,7 @@
 """Which experts a token visits, and how the load stays even (K3 report 2.3.3, appendices C and D).
 
 The bias steers the *selection* only; the mixture weights come from the unbiased scores. It is set from the scores of one whole
-optimizer step and
-used from the next one on, so that no token sees the future.
+optimizer step and used from the next one on, so that no token sees the future.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from minimodel.layers import wide
 from minimodel.trace import Traced
 
 __all__ = ["MarginHistogram", "Router", "balance_loss", "quantile_bias", "route", "sign_bias"]
@@ -52,8 +52,7 @@ def quantile_bias(
     Args: scores after the sigmoid [tokens, E] of a whole optimizer step; the bias used in that step [E].
     Returns: the bias for the next step [E], in the bias's dtype.
     """
-    if estimator not in ("exact", "histogram"):
-        raise ValueError(f"estimator must be 'exact' or 'histogram', got {estimator!r}")
+    _check_estimator(estimator)
     _check_scores(scores, bias, top_k)
     S, E = scores.shape
     if S == 0:
@@ -87,6 +86,11 @@ class MarginHistogram:
         self.tokens += len(scores)
 
     def next_bias(self) -> Float[Tensor, "E"]:
+        """The bias for the next step [E], float64, from everything counted (K3 report, App. D).
+
+        With ``q = tokens * top_k / E``, expert j's quantile lies in its first bin whose running count reaches ``ceil(q)``; with c counts
+        before that bin and h in it, ``b_j = low + (bin + clip((q - c) / h, 0, 1)) * width``, then mean-centered.
+        """
         q = self.tokens * self.top_k / len(self.bias)
         total = self.counts.cumsum(1)
         cell = (total < -(-self.tokens * self.top_k // len(self.bias))).sum(1).clamp_max(self.bins - 1)
@@ -98,8 +102,8 @@ class MarginHistogram:
 
 def sign_bias(loads: Int[Tensor, "E"], bias: Float[Tensor, "E"], rate: float = 1e-3) -> Float[Tensor, "E"]:
     """The loss-free rule that Quantile Balancing replaces: a fixed step up for starved experts, down for busy ones (DeepSeek-V3)."""
-    wide = loads.to(bias.dtype)
-    return bias + rate * torch.sign(wide.mean() - wide)
+    load = loads.to(bias.dtype)
+    return bias + rate * torch.sign(load.mean() - load)
 
 
 def balance_loss(scores: Float[Tensor, "S E"], indices: Int[Tensor, "S k"]) -> Float[Tensor, ""]:
@@ -113,8 +117,11 @@ class Router(Traced):
     """Sigmoid scores over all experts, read from the full hidden state in float32, with a balancing bias.
 
     A training pass (training mode, gradients on) pools margins; :meth:`update_bias`, called once after the optimizer's step, turns
-    them into
-    the next bias. In eval mode, under ``no_grad`` and with a cache nothing is pooled, and the bias is frozen.
+    them into the next bias. In eval mode, under ``no_grad`` and with a cache nothing is pooled, and the bias is frozen.
+
+    Two attributes choose the rule; setting another value raises ValueError. ``estimator``: of :func:`quantile_bias`, "histogram" (what K3
+    runs) pools counts, "exact" keeps every score until the update. ``ema``: the share of the old bias that an update keeps, in [0, 1);
+    0 is the base rule, more is the report's "further refinement" (App. D).
     """
 
     def __init__(self, config) -> None:
@@ -130,14 +137,41 @@ class Router(Traced):
     def forward(
         self, x: Float[Tensor, "S D"], valid: Tensor | None = None
     ) -> tuple[Float[Tensor, "S k"], Int[Tensor, "S k"]]:
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        scores = torch.sigmoid(x.to(dtype) @ self.weight.to(dtype).T)
-        weights, indices, cutoff = route(scores, self.e_score_correction_bias.to(dtype), self.top_k, renormalize=self.renormalize)
+        """``s = sigmoid(W x)``, then :func:`route` with the balancing bias; weights times ``routed_scaling_factor``.
+
+        Args:
+            x: hidden states [tokens, D].
+            valid: [tokens], False at padding, which is routed but not pooled. Default: all count.
+
+        Returns: weights [tokens, k] in float32 (or float64), expert indices [tokens, k].
+        """
+        x = wide(x)
+        scores = torch.sigmoid(x @ self.weight.to(x.dtype).T)
+        weights, indices, cutoff = route(scores, self.e_score_correction_bias.to(x.dtype), self.top_k, renormalize=self.renormalize)
         if self.pooling and self.training and torch.is_grad_enabled() and self.top_k < scores.shape[1]:
             chosen = slice(None) if valid is None else valid
             self._pool(scores.detach()[chosen], cutoff.detach()[chosen])
         self.emit(scores=scores, indices=indices, weights=weights, cutoff=cutoff)
         return weights * self.scale, indices
+
+    @property
+    def estimator(self) -> str:
+        return self._estimator
+
+    @estimator.setter
+    def estimator(self, name: str) -> None:
+        _check_estimator(name)
+        self._estimator = name
+
+    @property
+    def ema(self) -> float:
+        return self._ema
+
+    @ema.setter
+    def ema(self, share: float) -> None:
+        if not 0 <= share < 1:
+            raise ValueError(f"ema must lie in [0, 1), got {share}")
+        self._ema = share
 
     def _pool(self, scores: Tensor, cutoff: Tensor) -> None:
         if self.estimator == "exact":
@@ -167,6 +201,11 @@ class Router(Traced):
 
 def _centered(bias: Tensor) -> Tensor:
     return bias - bias.mean()
+
+
+def _check_estimator(name: str) -> None:
+    if name not in ("exact", "histogram"):
+        raise ValueError(f"estimator must be 'exact' or 'histogram', got {name!r}")
 
 
 def _check_scores(scores: Tensor, bias: Tensor, top_k: int) -> None:

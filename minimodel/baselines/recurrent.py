@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from minimodel.baselines.additive import additive_chunked, additive_recurrent
 from minimodel.delta_rule import mamba_dt_bias, softplus_log_decay
 from minimodel.kda import KimiDeltaAttention, by_document
-from minimodel.layers import linear
+from minimodel.layers import linear, wide
 
 
 class LinearAttention(KimiDeltaAttention):
@@ -52,14 +52,13 @@ class LinearAttention(KimiDeltaAttention):
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log-decay and write strength, one a head: [B, T, H] each, in float32 (or float64)."""
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        g, write = x.new_zeros(*x.shape[:2], self.num_heads, dtype=dtype), None
+        g, write = wide(x.new_zeros(*x.shape[:2], self.num_heads)), None
         if self.fades:
             f = self.a_proj(x).unsqueeze(-1)
             g = softplus_log_decay(f, self.A_log, self.dt_bias.unsqueeze(-1)).squeeze(-1)
-            write = -g / self.A_log.to(dtype).exp()  # Mamba-2 writes with its step size dt = softplus(...)
+            write = -g / self.A_log.to(g.dtype).exp()  # Mamba-2 writes with its step size dt = softplus(...)
         if self.erases:
-            write = torch.sigmoid(self.b_proj(x).to(dtype))
+            write = torch.sigmoid(self.b_proj(x).to(g.dtype))
         return g, torch.ones_like(g) if write is None else write
 
     def _mix(self, q, k, v, g, write, state, cu_seqlens, backend) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from minimodel.cache import Rows
 from minimodel.layers import linear
-from minimodel.mla import attention_mask
+from minimodel.mla import attention_mask, masked_softmax
 from minimodel.trace import Traced
 
 
@@ -31,9 +31,7 @@ def softmax_attention(
     if H % G:
         raise ValueError(f"q has {H} heads, k has {G}: the heads of q must be a multiple of the heads of k")
     k, v = (x.repeat_interleave(H // G, 1) for x in (k, v))
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    wide = scores if scores.dtype == torch.float64 else scores.float()
-    p = wide.masked_fill(~allowed, -torch.inf).softmax(-1)
+    p = masked_softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, allowed)
     return p.to(v.dtype) @ v, p
 
 

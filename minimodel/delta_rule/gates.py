@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from minimodel.layers import wide
+
 
 def bounded_log_decay(
     f: Float[Tensor, "B T H K"], A_log: Float[Tensor, "H"], dt_bias: Float[Tensor, "H K"], lower_bound: float = -5.0
@@ -57,8 +59,8 @@ def _biased(f: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"A_log must be [H] = ({H},) for f of shape {tuple(f.shape)}, got {tuple(A_log.shape)}")
     if tuple(dt_bias.shape) != (H, K):
         raise ValueError(f"dt_bias must be [H, K] = ({H}, {K}) for f of shape {tuple(f.shape)}, got {tuple(dt_bias.shape)}")
-    dtype = torch.float64 if f.dtype == torch.float64 else torch.float32
-    return f.to(dtype) + dt_bias.to(dtype), A_log.to(dtype).exp()[:, None]
+    f = wide(f)
+    return f + dt_bias.to(f.dtype), A_log.to(f.dtype).exp()[:, None]
 
 
 def mamba_dt_bias(shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:

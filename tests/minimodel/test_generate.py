@@ -110,6 +110,21 @@ def test_generation_is_not_training(model):
     model.eval()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_generation_keeps_no_gradients(model, stream, monkeypatch):
+    """Also with gradients on around it, and where the caller draws the tokens one by one."""
+    seen, forward = [], type(model).forward
+
+    def watched(*args, **kwargs):
+        seen.append(forward(*args, **kwargs))
+        return seen[-1]
+
+    monkeypatch.setattr(type(model), "forward", watched)
+    with torch.enable_grad():
+        list(generate(model, tokens(1, 4), max_new_tokens=3, stream=stream))
+    assert len(seen) == 3 and not any(out.logits.requires_grad for out in seen)
+
+
 def test_an_interrupted_pass_is_noticed(model):
     cache = model.new_cache(1)
     generate(model, tokens(1, 4), max_new_tokens=2, cache=cache)

@@ -252,6 +252,18 @@ def test_ema():
     torch.testing.assert_close(smooth.e_score_correction_bias, 0.25 * plain.e_score_correction_bias)
 
 
+@pytest.mark.parametrize("name, value, says", [
+    ("estimator", "median", "estimator must be 'exact' or 'histogram', got 'median'"), ("ema", 1.0, r"ema must lie in \[0, 1\), got 1.0"),
+    ("ema", float("nan"), "ema must lie"),
+])
+def test_an_unknown_rule_is_refused_where_it_is_set(name, value, says):
+    m = router()
+    before = getattr(m, name)
+    with pytest.raises(ValueError, match=says):
+        setattr(m, name, value)
+    assert getattr(m, name) == before
+
+
 def test_padding_is_not_counted():
     m, alone = router(), router()
     x, valid = hidden(50), torch.arange(50) >= 20
