@@ -47,7 +47,7 @@ class Request(VGroup):
     def __init__(self, number: int, turn: Turn, *, y: float, unit: float):
         self.y, self.unit, self.shown = y, unit, [0.0, 0.0, 0.0]
         self.bars = [Rectangle(width=1e-3, height=0.24, stroke_width=0, fill_color=color, fill_opacity=1) for color in PARTS.values()]
-        marks = (Triangle(fill_color=THEME.ink, fill_opacity=1, stroke_width=0).scale(0.07).rotate(3.14159) for _ in turn.checkpoints)
+        marks = (Triangle(fill_color=THEME.ink, fill_opacity=1, stroke_width=0).scale(0.07).rotate(np.pi) for _ in turn.checkpoints)
         self.marks = VGroup(*(m.move_to([START + at * unit, y + 0.15, 0]) for m, at in zip(marks, turn.checkpoints, strict=True)))
         super().__init__(Label(f"turn {number}", size=SMALL).at(-SAFE[0], y), *self.bars, self.marks.set_opacity(0))
 
@@ -87,7 +87,7 @@ class PrefixCache(StageScene):
         unit = (SAFE[0] - START) / (max(t.prompt + t.output for t in story.turns))
         requests = [Request(i + 1, t, y=TOP - STEP * i, unit=unit) for i, t in enumerate(story.turns)]
         key = legend([(color, words) for words, color in PARTS.items()], x=-SAFE[0], y=3.35)
-        mark = Triangle(fill_color=THEME.ink, fill_opacity=1, stroke_width=0).scale(0.09).rotate(3.14159)
+        mark = Triangle(fill_color=THEME.ink, fill_opacity=1, stroke_width=0).scale(0.09).rotate(np.pi)
         key.add(mark.move_to([key.get_right()[0] + 0.5, 3.35, 0]))
         key.add(Label("snapshot of the states", size=SMALL).at(key.get_right()[0] + 0.15, 3.35))
         most = story.bill(cached=False)

@@ -47,7 +47,6 @@ MIXER_DASHES = {"mha": "solid", "gqa": "dash", "mla": "dashdot", "sliding_window
 SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GRAY)
 
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
-MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,7 @@ class HybridStory:
         p, step = self.step.part(self.part), self.step
         name = step.label[0].upper() + step.label[1:]
         said = f"{name}, {p.label}: {format_count(p.parameters)} parameters, {operations(p.flops)} a token, "
-        said += f"{format_bytes(p.memory)} kept at {format_count(self.tokens)} tokens"
-        said += "."
+        said += f"{format_bytes(p.memory)} kept at {format_count(self.tokens)} tokens."
         if self.part in self.seen:
             said += f" {self.seen[self.part]}"
             said += " (The trained model has another pattern; this one is not trained.)" if self.ran == UNTRAINED else ""
