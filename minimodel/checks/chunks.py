@@ -9,6 +9,7 @@ import torch
 
 from minimodel.checks.grading import Step
 from minimodel.checks.whiteboard import recurrent, walk_inputs
+from minimodel.delta_rule import chunkwise
 
 
 # ---- the right answers; a test joins them and compares with the token loop ----
@@ -16,25 +17,19 @@ def reference_decay(g, chunk):
     return torch.cat([part.cumsum(1) for part in g.split(chunk, 1)], 1)
 
 
-def between(G):
-    """exp(G_i - G_j) [.., i, j, K] for j <= i, else 0. A difference before exp: no factor can leave float32's range."""
-    difference = G.unsqueeze(-2) - G.unsqueeze(-3)
-    later = torch.ones(G.shape[-2], G.shape[-2], dtype=torch.bool).triu(1)
-    return difference.masked_fill(later[..., None], -torch.inf).exp()
+def meet(rows, k, G):
+    return chunkwise.overlaps(rows, k, chunkwise.decay_between(G))
 
 
 def reference_overlaps(k, G, beta):
-    products = torch.einsum("...ik,...jk,...ijk->...ij", k, k, between(G))
-    return (beta[..., None] * products).tril(-1)
+    return (beta[..., None] * meet(k, k, G)).tril(-1)
 
 
-def reference_corrected(k, v, G, beta, L):
-    right = beta[..., None] * torch.cat([G.exp() * k, v], -1)
-    return torch.linalg.solve_triangular(_eye(L) + L, right, upper=False, unitriangular=True).split([k.shape[-1], v.shape[-1]], -1)
+reference_corrected = chunkwise.corrected
 
 
 def reference_output(q, k, G, S, W, U):
-    return (G.exp() * q) @ S + torch.einsum("...ik,...jk,...ijk->...ij", q, k, between(G)) @ (U - W @ S)
+    return (G.exp() * q) @ S + meet(q, k, G) @ (U - W @ S)
 
 
 def reference_state(k, G, S, W, U):
@@ -106,7 +101,7 @@ overlaps = Step("overlaps", reference_overlaps, _take("k", "G", "beta"), ("L [B 
 
 @overlaps.slip("the diagonal is in it (tril). A token corrects for *earlier* tokens only: strict tril, tril(-1)")
 def keeps_the_diagonal(k, G, beta):
-    return (beta[..., None] * torch.einsum("...ik,...jk,...ijk->...ij", k, k, between(G))).tril()
+    return (beta[..., None] * meet(k, k, G)).tril()
 
 
 @overlaps.slip("it is the upper half: rows are the tokens that read, columns the earlier ones that they read")
@@ -116,7 +111,7 @@ def upper_half(k, G, beta):
 
 @overlaps.slip("beta is along the columns. It belongs to the token that writes now, the row")
 def beta_of_the_earlier(k, G, beta):
-    return (beta[..., None, :] * torch.einsum("...ik,...jk,...ijk->...ij", k, k, between(G))).tril(-1)
+    return (beta[..., None, :] * meet(k, k, G)).tril(-1)
 
 
 @overlaps.slip("the decay between the two tokens is missing: exp(G_i - G_j), one factor a channel")
@@ -187,13 +182,9 @@ def nothing_to_correct(mine, k, v, G, beta, L):
 chunk_output = Step("chunk_output", reference_output, _take("q", "k", "G", "S", "W", "U"), ("O [B H C V]",))
 
 
-def _scores(q, k, G):
-    return torch.einsum("...ik,...jk,...ijk->...ij", q, k, between(G))
-
-
 @chunk_output.slip("strict tril: a token reads its own write too, so here the diagonal stays (tril)")
 def does_not_read_itself(q, k, G, S, W, U):
-    return (G.exp() * q) @ S + _scores(q, k, G).tril(-1) @ (U - W @ S)
+    return (G.exp() * q) @ S + meet(q, k, G).tril(-1) @ (U - W @ S)
 
 
 @chunk_output.slip("the mask is missing, so a token reads those after it")
@@ -203,17 +194,17 @@ def sees_the_future(q, k, G, S, W, U):
 
 @chunk_output.slip("U stands where U - W S belongs: what the old state already says is not taken off")
 def output_without_correction(q, k, G, S, W, U):
-    return (G.exp() * q) @ S + _scores(q, k, G) @ U
+    return (G.exp() * q) @ S + meet(q, k, G) @ U
 
 
 @chunk_output.slip("the old state is read with the plain query. By then it has faded: exp(G) * q")
 def plain_query(q, k, G, S, W, U):
-    return q @ S + _scores(q, k, G) @ (U - W @ S)
+    return q @ S + meet(q, k, G) @ (U - W @ S)
 
 
 @chunk_output.slip("what the chunk read from the state before it, (exp(G) * q) S, is missing")
 def only_the_chunk(q, k, G, S, W, U):
-    return _scores(q, k, G) @ (U - W @ S)
+    return meet(q, k, G) @ (U - W @ S)
 
 
 @chunk_output.slip("the scores have no decay between writing and reading, exp(G_i - G_j)")
@@ -297,11 +288,11 @@ def decay_never_restarts(q, k, v, g, beta, chunk):
     """Each chunk fades the state it is given by everything before it, once more."""
     outputs, before = [], 0
     S = torch.zeros(len(q), q.shape[2], q.shape[3], v.shape[3], dtype=q.dtype)
-    for Q, K, X, D, b in zip(*(x.split(chunk, 1) for x in (q * q.shape[-1] ** -0.5, k, v, g, beta)), strict=True):
+    for Q, K, V, D, b in zip(*(x.split(chunk, 1) for x in (q * q.shape[-1] ** -0.5, k, v, g, beta)), strict=True):
         G = (D.cumsum(1) + before).transpose(1, 2)
         before = before + D.sum(1, keepdim=True)
-        Q, K, X, b = (x.transpose(1, 2) for x in (Q, K, X, b))
-        W, U = reference_corrected(K, X, G, b, reference_overlaps(K, G, b))
+        Q, K, V, b = (x.transpose(1, 2) for x in (Q, K, V, b))
+        W, U = reference_corrected(K, V, G, b, reference_overlaps(K, G, b))
         outputs.append(reference_output(Q, K, G, S, W, U).transpose(1, 2))
         S = reference_state(K, G, S, W, U)
     return torch.cat(outputs, 1), S

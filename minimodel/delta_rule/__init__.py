@@ -1,4 +1,4 @@
-"""The KDA operator: one entry, several backends that agree."""
+"""The KDA operator: one entry, several backends that agree. ``chunkwise.py`` has the table of letters that all files here share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minimodel.delta_rule.chunked import TILE, kda_chunked
+from minimodel.delta_rule.chunkwise import kda_chunkwise
 from minimodel.delta_rule.gates import bounded_log_decay, mamba_dt_bias, softplus_log_decay
 from minimodel.delta_rule.native import kda_native
 from minimodel.delta_rule.native_available import use_native, why_not_native
 from minimodel.delta_rule.recurrent import kda_recurrent, kda_step, kda_step_
 from minimodel.delta_rule.triton_available import use_triton
 
-__all__ = ["bounded_log_decay", "kda", "kda_recurrent", "kda_step", "kda_step_", "mamba_dt_bias", "softplus_log_decay", "why_not_native"]
+__all__ = [
+    "bounded_log_decay", "kda", "kda_chunkwise", "kda_recurrent", "kda_step", "kda_step_", "mamba_dt_bias", "softplus_log_decay",
+    "why_not_native",
+]  # fmt: skip
 
 BACKENDS = ("auto", "recurrent", "chunked", "native", "triton")
 

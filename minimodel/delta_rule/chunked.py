@@ -1,10 +1,10 @@
 """KDA in chunks: the recurrence runs over chunks of C tokens, and inside one everything is a matrix product.
 
-Inside a chunk (Kimi Linear report Eq. 6-9, K3 report Eq. 3-4), with S the state before it, G the running sum of g, and A and P
-from ``tiles.py``:
+Inside a chunk (Kimi Linear report Eq. 6-9, K3 report Eq. 3-4; the equation and its letters: ``chunkwise.py``), with beta on the other side
+of the inverse and so E in place of the reports' X = diag(beta) E:
 
-    U, W = (I + A diag(beta))^-1 (V, exp(G) * K)
-    E  = U - W S                                           the error of every token: its value less what is recalled, old or of this chunk
+    inverse = (I + A diag(beta))^-1          recall = inverse (exp(G) * K)
+    E  = inverse V - recall S                              the error of every token: its value less what is recalled, old or of this chunk
     S' = Diag(exp(G_C)) S + (exp(G_C - G) * K)^T diag(beta) E
     O  = (exp(G) * Q) S + P diag(beta) E
 
@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minimodel.delta_rule.recurrent import kda_recurrent
+from minimodel.delta_rule.recurrent import kda_recurrent_backward
 from minimodel.delta_rule.tiles import (
     LOG2_E,
     TILE,
@@ -71,9 +71,9 @@ class _ChunkedKDA(torch.autograd.Function):
             S_ = states[segment.start : segment.stop + 1] if kept else new("states", n + 1, N, K, V)
             S_[0] = S
             _bmm(c.inverse, cut.take(v, segment, new, "v"), E)
-            each = (x.unbind(0) for x in (c.W, c.keep, c.writes.mT, E, S_[:-1], S_[1:]))  # views made at once: a loop of indexing is slow
-            for W, keep, writes, error, before, after in zip(*each, strict=True):
-                error.baddbmm_(W, before, alpha=-1)
+            each = (x.unbind(0) for x in (c.recall, c.keep, c.writes.mT, E, S_[:-1], S_[1:]))  # views at once: a loop of indexing is slow
+            for recall, keep, writes, error, before, after in zip(*each, strict=True):
+                error.baddbmm_(recall, before, alpha=-1)
                 torch.mul(keep, before, out=after).baddbmm_(writes, error)
             S = S_[n]
             O = _bmm(c.Q_in, S_[:n], new("O", n, N, C, V))
@@ -89,7 +89,7 @@ class _ChunkedKDA(torch.autograd.Function):
         *inputs, states, errors = ctx.saved_tensors
         with own_precision(states):
             if torch.is_grad_enabled():  # create_graph: the caller wants to differentiate this backward pass too
-                return *_differentiable_backward(inputs, ctx.scale, do, dS), None, None
+                return *kda_recurrent_backward(inputs, ctx.scale, do, dS), None, None
             return *_backward(inputs, states, errors, ctx.scale, ctx.chunk_size, do, dS), None, None
 
 
@@ -109,10 +109,10 @@ def _backward(
         dS_[n] = dS  # first: it may lie at the same buffer's start
         _bmm(c.own_reads.mT, dO, dE)
         _bmm(c.Q_in.mT, dO, dS_[:n])
-        each = (reversed(x.unbind(0)) for x in (c.W.mT, c.keep, c.writes, dE, dS_[:-1], dS_[1:]))
-        for W, keep, writes, derror, before, after in zip(*each, strict=True):
+        each = (reversed(x.unbind(0)) for x in (c.recall.mT, c.keep, c.writes, dE, dS_[:-1], dS_[1:]))
+        for recall, keep, writes, derror, before, after in zip(*each, strict=True):
             derror.baddbmm_(writes, after)
-            before.addcmul_(keep, after).baddbmm_(W, derror, alpha=-1)
+            before.addcmul_(keep, after).baddbmm_(recall, derror, alpha=-1)
         dS, dS_after = dS_[0], dS_[1:]
         dY = _bmm(c.inverse.mT, dE, new("dY", n, N, C, V))  # Y = V - (exp(G) * K) S
         cut.put(dY, dv, segment)
@@ -146,19 +146,8 @@ def _backward(
     return dq, dk, dv, dg, dbeta, dS.clone().view_as(state)
 
 
-def _differentiable_backward(inputs: list[Tensor], scale: float, do: Tensor, dS: Tensor) -> tuple[Tensor | None, ...]:
-    """The same gradients through autograd's own pass over the recurrence: slow, but with a graph of their own."""
-    # views, since one input may have been computed from another, or be the same: what reaches it that way is not ours to count
-    q, k, v, g, beta, S = inputs = [x.view_as(x) for x in inputs]
-    q_, k_, v_, g_, beta_ = (x.to(S.dtype) for x in (q * scale, k, v, g, beta))
-    o, end, _ = kda_recurrent(q_, k_, v_, g_, beta_, S)
-    wanted = [x for x in inputs if x.requires_grad]
-    found = iter(torch.autograd.grad((o.to(q.dtype), end), wanted, (do, dS), create_graph=True))
-    return tuple(next(found) if x.requires_grad else None for x in inputs)
-
-
 class _Segment:
-    """What the forward and the backward pass both need of n chunks, laid out [n, N = B * H, ..]; see ``tiles.py`` for the letters."""
+    """What the forward and the backward pass both need of n chunks, laid out [n, N = B * H, ..]; see ``chunkwise.py`` for the letters."""
 
     def __init__(self, cut: _Cut, segment: range, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, scale: float, new: Buffers) -> None:
         n, N, C, R, K = len(segment), cut.N, cut.C, cut.R, k.shape[-1]
@@ -184,7 +173,7 @@ class _Segment:
         torch.mul(self.rows[:, :, :, 1], self.into, out=self.Q_in.view_as(g))
         torch.mul(self.columns, self.out_of, out=self.K_out.view_as(g))
         self.keep = (before[:, :, -1] + decay.whole[:, :, -1]).exp2_().unsqueeze(-1)
-        self.W = _bmm(self.inverse, K_in, new("W", n, N, C, K))
+        self.recall = _bmm(self.inverse, K_in, new("recall", n, N, C, K))
         self.writes = torch.mul(self.K_out, self.beta, out=new("writes", n, N, C, K))
 
 

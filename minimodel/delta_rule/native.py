@@ -7,8 +7,8 @@
     native_backward.c  and back
     native_threads.c   heads and documents, shared out among threads
 
-A tile with g >= -5 is one dense product, as in ``tiles.py``. A tile in which half a tile's decay passes e^-40 is computed token by token, by
-the equation itself. Kept for the backward pass: the inputs and one state in 64 tokens.
+A tile with g >= -5 is one dense product, as in ``tiles.py``. A tile in which half a tile's decay passes e^-40 is computed token by token,
+by the equation itself. Kept for the backward pass: the inputs and one state in 64 tokens.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minimodel.delta_rule.chunked import _differentiable_backward
 from minimodel.delta_rule.native_available import library, team
+from minimodel.delta_rule.recurrent import kda_recurrent_backward
 from minimodel.layers import own_precision
 
 KEPT_EVERY = 64  # tokens between two states that are kept: GROUP tiles of native_tile.h
@@ -154,12 +154,12 @@ def _tokens(call: _Call) -> int:
 
 
 def _document_by_document(inputs: list[Tensor], bounds: Tensor, scale: float, do: Tensor, dS: Tensor) -> tuple[Tensor | None, ...]:
-    """``_differentiable_backward`` of each document, [1, tokens, H, ..]."""
+    """``kda_recurrent_backward`` of each document, [1, tokens, H, ..]."""
     *tokens, S = inputs
     found = []
     for n, (start, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
         mine = [*(x[None, start:stop] for x in tokens), S[n : n + 1]]
-        found.append(_differentiable_backward(mine, scale, do[None, start:stop], dS[n : n + 1]))
+        found.append(kda_recurrent_backward(mine, scale, do[None, start:stop], dS[n : n + 1]))
     grads = [None if parts[0] is None else torch.cat(parts, 1)[0] for parts in list(zip(*found, strict=True))[:5]]
     states = [one[5] for one in found]
     return *grads, None if states[0] is None else torch.cat(states)

@@ -3,11 +3,11 @@
  * The forward pass kept one state every GROUP tiles. The states between are made again, group by group, and all else of a tile, too. With
  * Y = V - (exp(G) K) S, primes for what comes after the tile, and d for gradients:
  *
- *     dE = (P diag(beta))^T dO + W dS'        W = diag(beta) (exp(G_C - G) K), what is written        dV = dY = M^T dE
+ *     dE = (P diag(beta))^T dO + writes dS'        writes = diag(beta) (exp(G_C - G) K)        dV = dY = inverse^T dE
  *     dS = Diag(exp(G_C)) dS' + (exp(G) Q)^T dO - (exp(G) K)^T dY
  *     dA = -dY E^T diag(beta)   j < i          dP = dO E^T diag(beta)   j <= i
  *
- * A key is a row of A and (negated) of what is read from S; it is a column of A, P and W:
+ * A key is a row of A and (negated) of what is read from S; it is a column of A, P and writes:
  *
  *     row_i = -exp(G_i) dY_i S^T + sum_j dA_ij exp(G_i - G_j) k_j            dq_i the same with dO and dP
  *     column_j = beta_j exp(G_C - G_j) E_j dS'^T + sum_i exp(G_i - G_j) (dA_ij k_i + dP_ij q_i)
@@ -59,7 +59,7 @@ static void dense_tile(const Gradients *d, int64_t first, int64_t token, int64_t
     FETCH(1);
     product(C, V, K, t.writes, K_row, 1, dS, V_row, dE, V_row, dE, NULL);
     FETCH(2);
-    product(C, V, C, t.M, 1, C, dE, V_row, dY, V_row, NULL, NULL);
+    product(C, V, C, t.inverse, 1, C, dE, V_row, dY, V_row, NULL, NULL);
 
     /* sums over value channels: the state gives one number at a time, so that it need not be transposed; the tokens are */
     transpose(C, V, E, V_row, E_across, C);
@@ -195,7 +195,7 @@ static int again(const Call *c, int64_t token, int64_t end, int64_t head, Tile t
         fetch_inputs(c, token + C, end, head, part, panels);
         product(C, V - at < 2 * LANES ? V - at : 2 * LANES, c->K, t.in, WIDE(c->K), 1, S + at, V_row, Y + at, V_row, Y + at, NULL);
     }
-    product(C, V, C, t.M, C, 1, Y, V_row, E, V_row, NULL, NULL);
+    product(C, V, C, t.inverse, C, 1, Y, V_row, E, V_row, NULL, NULL);
     return 1;
 }
 

@@ -1,6 +1,7 @@
-/* The forward pass of KDA for one head of one document, tile after tile (Kimi Linear report Eq. 6-9, K3 report Eq. 3-4).
+/* The forward pass of KDA for one head of one document, tile after tile (Kimi Linear report Eq. 6-9, K3 report Eq. 3-4). Letters
+ * are those of chunkwise.py, with beta on the other side of the inverse: the reports' M is diag(beta) inverse, and X is diag(beta) E.
  *
- *     E  = M (V - (exp(G) K) S)                               M = (I + A diag(beta))^-1
+ *     E  = inverse (V - (exp(G) K) S)                         inverse = (I + A diag(beta))^-1
  *     O  = (exp(G) Q) S + P diag(beta) E
  *     S' = Diag(exp(G_C)) S + (exp(G_C - G) K)^T diag(beta) E
  */
@@ -31,7 +32,7 @@ void kda_forward_sequence(const Call *c, int64_t document, int64_t head, float *
                 fetch_inputs(c, next, first + T, head, part, parts);
                 product(2 * C, width, K, t.in, K_row, 1, S + at, V_row, YO + at, V_row, YO + at, NULL);
                 fetch_inputs(c, next, first + T, head, part + 1, parts);
-                product(C, width, C, t.M, C, 1, YO + at, V_row, E + at, V_row, NULL, NULL);
+                product(C, width, C, t.inverse, C, 1, YO + at, V_row, E + at, V_row, NULL, NULL);
                 fetch_inputs(c, next, first + T, head, part + 2, parts);
                 product(C, width, C, t.own, C, 1, E + at, V_row, O + at, V_row, O + at, NULL);
                 fetch_inputs(c, next, first + T, head, part + 3, parts);

@@ -39,7 +39,7 @@ int decay(const Call *c, int64_t token, int64_t head, int64_t n, Tile t) {
     return 1;
 }
 
-/* A, P, M and P diag(beta) of a dense tile:
+/* A, P, the inverse and P diag(beta) of a dense tile:
  *     A[i,j] = sum_c k_i[c] k_j[c] exp(G_i[c] - G_j[c])   j < i        P[i,j] = sum_c q_i[c] k_j[c] exp(G_i[c] - G_j[c])   j <= i
  */
 void within(int64_t K, Tile t) {
@@ -50,12 +50,12 @@ void within(int64_t K, Tile t) {
             if (j >= i) t.AP[i * C + j] = 0;
             if (j > i) t.AP[(C + i) * C + j] = 0;
             t.own[i * C + j] = t.AP[(C + i) * C + j] * t.beta[j];
-            t.M[i * C + j] = i == j;
+            t.inverse[i * C + j] = i == j;
         }
-    for (int j = 0; j < C; j++) /* once row j of M is ready, all later ones lose their share of it */
+    for (int j = 0; j < C; j++) /* once row j of the inverse is ready, all later ones lose their share of it */
         for (int i = j + 1; i < C; i++) {
             float x = t.AP[i * C + j] * t.beta[j];
-            for (int m = 0; m < C; m++) t.M[i * C + m] -= x * t.M[j * C + m];
+            for (int m = 0; m < C; m++) t.inverse[i * C + m] -= x * t.inverse[j * C + m];
         }
 }
 

@@ -83,7 +83,7 @@ typedef struct {
     float *keep;    /* [K]     and over all of it: what it leaves of the state */
     float *beta;    /* [C] */
     float *AP;      /* [2C, C] A, then P: what the tokens of the tile have to do with each other */
-    float *M;       /* [C, C]  (I + A diag(beta))^-1 */
+    float *inverse; /* [C, C]  (I + A diag(beta))^-1; the reports' M is diag(beta) times it */
     float *own;     /* [C, C]  P diag(beta) */
 } Tile;
 
@@ -95,7 +95,7 @@ INLINE Tile new_tile(float **memory, int64_t K) {
     t.rows = take(memory, 2 * rows), t.in = take(memory, 2 * rows), t.fade = take(memory, rows), t.columns = take(memory, rows);
     t.across = take(memory, C * K), t.writes = take(memory, rows), t.beta = take(memory, C);
     t.into = take(memory, K), t.out_of = take(memory, K), t.keep = take(memory, K);
-    t.AP = take(memory, 2 * C * C), t.M = take(memory, C * C), t.own = take(memory, C * C);
+    t.AP = take(memory, 2 * C * C), t.inverse = take(memory, C * C), t.own = take(memory, C * C);
     return t;
 }
 

@@ -69,3 +69,17 @@ def kda_recurrent(
                 states.append(S)
     o = torch.stack(outputs, 1) if outputs else torch.empty_like(v)
     return o, S, torch.stack(states, 1) if states else None
+
+
+def kda_recurrent_backward(inputs: list[Tensor], scale: float, do: Tensor, dS: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v, g, beta, S by autograd over :func:`kda_recurrent` on ``scale * q``: slow, but with a graph of their own.
+
+    For second derivatives of the fast forms, whose backward passes are written by hand. None for inputs that require no gradient.
+    """
+    # views, since one input may have been computed from another, or be the same: what reaches it that way is not ours to count
+    q, k, v, g, beta, S = inputs = [x.view_as(x) for x in inputs]
+    q_, k_, v_, g_, beta_ = (x.to(S.dtype) for x in (q * scale, k, v, g, beta))
+    o, end, _ = kda_recurrent(q_, k_, v_, g_, beta_, S)
+    wanted = [x for x in inputs if x.requires_grad]
+    found = iter(torch.autograd.grad((o.to(q.dtype), end), wanted, (do, dS), create_graph=True))
+    return tuple(next(found) if x.requires_grad else None for x in inputs)

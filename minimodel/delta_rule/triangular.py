@@ -16,7 +16,7 @@ BLOCK = 16
 def unit_lower_inverse(L: Float[Tensor, "n N C C"], out: Float[Tensor, "n N C C"]) -> Float[Tensor, "n N C C"]:
     """``(I + L)^-1`` for strictly lower triangular L, C a multiple of 16, written to ``out``.
 
-    Row block r of the inverse follows from those above it: ``W_r = D_r (I_r - L_r W)`` with D_r the inverse of its diagonal block.
+    Row block r of the inverse follows from those above it: ``inverse_r = D_r (I_r - L_r inverse)``, D_r the inverse of its diagonal block.
     """
     C = L.shape[-1]
     blocks = [slice(start, start + BLOCK) for start in range(0, C, BLOCK)]

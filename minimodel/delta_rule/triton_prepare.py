@@ -2,7 +2,7 @@
 
     W = M (exp(G) * K)          U = M V          q_in = exp(G) * scale Q          k_out = exp(G_C - G) * K
 
-With these, X = M (V - (exp(G) * K) S) is U - W S. What a token writes, X, is diag(beta) times its error E of ``chunked.py``.
+With these, X = M (V - (exp(G) * K) S) is U - W S. Letters: ``chunkwise.py``; X = diag(beta) E with E of ``chunked.py``.
 """
 
 from __future__ import annotations
