@@ -24,7 +24,7 @@ from k3viz.theme import ROLES, format_digits, plural
 LOOP, CHUNKS, TALL = 3.08, 1.5, 0.95  # upper edges of the two rows of outputs, their height
 TABLES, SIZE = -0.1, 1.55  # upper edge and size of the tables
 STATE = "(Gamma dot.o Q) S"
-INSIDE = "A V'"
+INSIDE = "P X"
 
 
 class ChunkwiseKDA(StageScene):
@@ -74,12 +74,12 @@ class ChunkwiseKDA(StageScene):
         self.wait(1)
         tables = [
             Grid(part[0], limit=1, left=-SAFE[0] + 2.0 * i, top=TABLES, width=SIZE, height=SIZE)
-            for i, part in enumerate((story.L, story.inverse, [a / self.most(story.A) for a in story.A]))
+            for i, part in enumerate((story.L, story.inverse, [a / self.most(story.P) for a in story.P]))
         ]
-        labels = [Label(words, size=SMALL) for words in ("L", "(I + L)⁻¹", "A")]
+        labels = [Label(words, size=SMALL) for words in ("L", "(I + L)⁻¹", "P")]
         for label, table in zip(labels, tables, strict=True):
             label.at(table.get_x() - label.width / 2, TABLES - SIZE - 0.27)
-        written = Formula(((None, "V' ="), ("solve", "(I + L)^(-1) op(\"diag\")(beta)"), (None, "(V - (Gamma dot.o K) S)")),
+        written = Formula(((None, "X ="), ("solve", "(I + L)^(-1) op(\"diag\")(beta)"), (None, "(V - (Gamma dot.o K) S)")),
                           {"solve": "erase"}, {}, x=-0.35, y=TABLES - 0.3)  # fmt: skip
         out = Formula(((None, "O ="), ("state", STATE), (None, "+"), ("inside", INSIDE)), {"state": "memory", "inside": "write"},
                       {"state": "before", "inside": "inside"}, x=-0.35, y=TABLES - 1.0)  # fmt: skip
@@ -91,7 +91,7 @@ class ChunkwiseKDA(StageScene):
         )  # fmt: skip
         self.wait(1.6)
         self.play(
-            FadeIn(tables[2], labels[2], out), written.light(), self.say("A: how much each word's query reads of the words up to it.")
+            FadeIn(tables[2], labels[2], out), written.light(), self.say("P: how much each word's query reads of the words up to it.")
         )
         self.play(out.light("inside"))
         self.wait(1)
@@ -105,7 +105,7 @@ class ChunkwiseKDA(StageScene):
             if i:
                 height = CHUNKS - TALL - 0.3
                 arrow = Arrow([edges[i - 1] - 0.6, height, 0], [edges[i - 1] + 0.45, height, 0], color=ROLES["memory"], buff=0)
-                scaled = [story.L[i], story.inverse[i], story.A[i] / self.most(story.A)]
+                scaled = [story.L[i], story.inverse[i], story.P[i] / self.most(story.P)]
                 same = scaled[0].shape == tables[0].matrix.shape  # the last chunk may be shorter
                 moves = [table.show(x, run_time=0.8) for table, x in zip(tables, scaled, strict=True)] if same else []
                 self.play(FadeIn(arrow), *moves, run_time=0.8)

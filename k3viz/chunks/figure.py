@@ -17,7 +17,7 @@ FAINT = -4  # log10 of the smallest entry that is drawn
 NAMED = 16  # up to so many words a chunk are named
 NAME = 0.24  # height of a limit's name, as a share of its axis
 SMALLEST = 1e-17  # where the error axis ends: float64's own rounding is about 1e-16
-HEADS = ("<b>L</b>: how keys meet earlier ones", "<b>(I + L)<sup>−1</sup></b>: all erasures at once", "<b>A</b>: what a query reads")
+HEADS = ("<b>L</b>: how keys meet earlier ones", "<b>(I + L)<sup>−1</sup></b>: all erasures at once", "<b>P</b>: what a query reads")
 
 
 def chunks_figure(*, story: ChunksStory | None = None, show: int = -1, theme: Theme = LIGHT) -> go.Figure:
@@ -41,7 +41,7 @@ def chunks_picture(story: ChunksStory, show: int, theme: Theme, *, title: bool =
         out["title"] = {"text": text, "x": 0.01, "xanchor": "left", "y": 0.975, "yanchor": "top", "font": {"size": 13}}
     out["annotations"] = [note(theme, text, x[0], TOP[1] + 0.01) for text, x in zip(HEADS, THREE, strict=True)]
     data = []
-    for n, matrix in (("", story.L), ("2", story.inverse), ("3", story.A)):
+    for n, matrix in (("", story.L), ("2", story.inverse), ("3", story.P)):
         data += _matrix(story, show, matrix[show], n, theme, out)
     data += [*_reach(story, show, theme, out), *_errors(story, show, theme, out)]
     return {"data": data, "layout": out}

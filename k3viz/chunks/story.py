@@ -3,9 +3,10 @@
 A trained model reads a note; queries, keys, values, write strengths and dials of one head are the tile. Per chunk of C tokens, with
 G = cumsum(g) inside the chunk and Gamma = exp(G) (Kimi Linear report Eq. 6-9, K3 report Eq. 3-4; q comes scaled)::
 
-    L = StrictTril(diag(beta) (Gamma K)(K / Gamma)^T)      A = Tril((Gamma Q)(K / Gamma)^T)
-    V' = (I + L)^-1 diag(beta) (V - (Gamma K) S)           O = (Gamma Q) S + A V'          S <- Diag(Gamma_C) S + ((Gamma_C / Gamma) K)^T V'
+    L = StrictTril(diag(beta) (Gamma K)(K / Gamma)^T)      P = Tril((Gamma Q)(K / Gamma)^T)
+    X = (I + L)^-1 diag(beta) (V - (Gamma K) S)            O = (Gamma Q) S + P X           S <- Diag(Gamma_C) S + ((Gamma_C / Gamma) K)^T X
 
+The letters are those of ``minimodel/delta_rule/chunkwise.py``; X is the reports' V with a tilde.
 Everything is float64 but for one thing: Gamma, 1/Gamma and their products with Q and K are stored in a number format to choose.
 Beside it the same with exp(G_i - G_j), pair by pair, which never passes 1.
 """
@@ -22,6 +23,7 @@ from torch import Tensor
 from minimodel import K3ForCausalLM, kda, record
 from minimodel.config import LinearAttnConfig
 from minimodel.delta_rule import bounded_log_decay, softplus_log_decay
+from minimodel.delta_rule.chunkwise import decay_between, overlaps
 from minimodel.formats import format_digits, plural
 from minimodel.pretrained import load_pretrained
 from minimodel.tasks import meeting
@@ -58,7 +60,7 @@ class ChunksStory:
     """Trace of T tokens cut into chunks of at most ``chunk`` tokens.
 
     tokens [T]; place: (layer, head), 0-based; gate, bound, shift (added to z), numbers: what was chosen. g [T, K]. bounds: (start,
-    stop) of every chunk. L, inverse, A: one [C, C] matrix a chunk, ``inverse`` of I + L; they may hold infinities and NaN. outputs,
+    stop) of every chunk. L, inverse, P: one [C, C] matrix a chunk, ``inverse`` of I + L; they may hold infinities and NaN. outputs,
     pairwise, reference [T, V]: by matrix products, with the decay pair by pair, and by the token loop. reach [T]: largest G_i's size,
     so that 1/Gamma reaches e^reach. work, loop_work: multiply-adds and such of the whole head, chunked and token by token.
     """
@@ -74,7 +76,7 @@ class ChunksStory:
     bounds: tuple[tuple[int, int], ...]
     L: tuple[np.ndarray, ...]
     inverse: tuple[np.ndarray, ...]
-    A: tuple[np.ndarray, ...]
+    P: tuple[np.ndarray, ...]
     outputs: np.ndarray
     pairwise: np.ndarray
     reference: np.ndarray
@@ -164,7 +166,7 @@ def tell(tile: Tile, chunk: int, gate: str | None, shift: float, numbers: str) -
     return ChunksStory(
         tokens=tile.tokens, place=tile.place, gate=gate, bound=bound, shift=float(shift), numbers=numbers, chunk=chunk, g=_frozen(g),
         bounds=bounds, L=tuple(map(_frozen, factored.L)), inverse=tuple(map(_frozen, factored.inverse)),
-        A=tuple(map(_frozen, factored.A)), outputs=_frozen(factored.outputs), pairwise=_frozen(paired.outputs),
+        P=tuple(map(_frozen, factored.P)), outputs=_frozen(factored.outputs), pairwise=_frozen(paired.outputs),
         reference=_frozen(reference[0, :, 0]), reach=_frozen(reach), loop_work=6 * T * K * V,
         work=sum(_work(b - a, K, V) for a, b in bounds),
     )  # fmt: skip
@@ -181,7 +183,7 @@ class Chunked:
     bounds: tuple[tuple[int, int], ...]
     L: list[Tensor]
     inverse: list[Tensor]
-    A: list[Tensor]
+    P: list[Tensor]
 
 
 def chunkwise(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunk: int, numbers: torch.dtype, *, pairs: bool) -> Chunked:
@@ -192,25 +194,24 @@ def chunkwise(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunk: i
 
     S = v.new_zeros(k.shape[1], v.shape[1])
     bounds = tuple((start, min(start + chunk, len(q))) for start in range(0, len(q), chunk))
-    outputs, Ls, inverses, As = [], [], [], []
+    outputs, Ls, inverses, Ps = [], [], [], []
     for rows in (slice(*b) for b in bounds):
         Q, K, V, G, b = q[rows], k[rows], v[rows], g[rows].cumsum(0), beta[rows, None]
         fade = stored(G.exp())
         Qd, Kd = stored(fade * Q), stored(fade * K)
         if pairs:
-            later = (G[:, None] - G[None]).masked_fill(torch.ones(len(Q), len(Q), dtype=torch.bool).triu(1)[..., None], -torch.inf)
-            decay = stored(later.exp())
-            KK, QK = ((x[:, None] * decay * K[None]).sum(-1) for x in (K, Q))
+            decay = stored(decay_between(G))
+            KK, QK = overlaps(K, K, decay), overlaps(Q, K, decay)
         else:
             Ki = stored(stored((-G).exp()) * K)  # the reciprocal of the fade: this is what overflows
             KK, QK = Kd @ Ki.T, Qd @ Ki.T
-        L, A, one = (b * KK).tril(-1), QK.tril(), torch.eye(len(Q), dtype=q.dtype)
+        L, P, one = (b * KK).tril(-1), QK.tril(), torch.eye(len(Q), dtype=q.dtype)
         inverse = torch.linalg.solve_triangular(one + L, one, upper=False, unitriangular=True)
-        written = inverse @ (b * (V - Kd @ S))
-        outputs.append(Qd @ S + A @ written)
-        S = G[-1].exp()[:, None] * S + ((G[-1] - G).exp() * K).T @ written
-        Ls.append(L), inverses.append(inverse), As.append(A)
-    return Chunked(torch.cat(outputs), bounds, Ls, inverses, As)
+        X = inverse @ (b * (V - Kd @ S))
+        outputs.append(Qd @ S + P @ X)
+        S = G[-1].exp()[:, None] * S + ((G[-1] - G).exp() * K).T @ X
+        Ls.append(L), inverses.append(inverse), Ps.append(P)
+    return Chunked(torch.cat(outputs), bounds, Ls, inverses, Ps)
 
 
 def log_decay(z: Tensor, A_log: float, gate: str, bound: float) -> Tensor:

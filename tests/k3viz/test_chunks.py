@@ -50,16 +50,16 @@ def test_the_story_agrees_with_the_chunked_operator():
 
 
 def test_matrices_are_the_equations_entry_by_entry():
-    """L and A written as sums over channels, and the inverse by forward substitution."""
+    """L and P written as sums over channels, and the inverse by forward substitution."""
     tile, story = TILES[STORY.place], tell(TILES[STORY.place], 8, None, 0.0, "float64")
-    for (start, stop), L, inverse, A in zip(story.bounds[:2], story.L, story.inverse, story.A, strict=False):
+    for (start, stop), L, inverse, P in zip(story.bounds[:2], story.L, story.inverse, story.P, strict=False):
         q, k, g, beta = (x[start:stop].numpy() for x in (tile.q, tile.k, torch.tensor(story.g), tile.beta))
         C = stop - start
         for i in range(C):
             for j in range(C):
                 between = np.exp(g[j + 1 : i + 1].sum(0))  # what is left at i of a write at j
                 assert L[i, j] == pytest.approx(beta[i] * (k[i] * k[j] * between).sum() if j < i else 0, abs=1e-14)
-                assert A[i, j] == pytest.approx((q[i] * k[j] * between).sum() if j <= i else 0, abs=1e-14)
+                assert P[i, j] == pytest.approx((q[i] * k[j] * between).sum() if j <= i else 0, abs=1e-14)
         T = np.eye(C)
         for i in range(C):
             T[i] -= L[i, :i] @ T[:i]
@@ -105,7 +105,7 @@ def test_the_default_head_forgets_most():
 
 def test_the_figure_draws_the_storys_numbers():
     figure = chunks_figure(story=STORY, show=1)
-    for n, matrix in (("x", STORY.L[1]), ("x2", STORY.inverse[1]), ("x3", STORY.A[1])):
+    for n, matrix in (("x", STORY.L[1]), ("x2", STORY.inverse[1]), ("x3", STORY.P[1])):
         z = np.array(next(t for t in figure.data if t.type == "heatmap" and t.xaxis == n).z, float)
         lower = np.tril(np.ones_like(matrix, dtype=bool))
         with np.errstate(divide="ignore"):
