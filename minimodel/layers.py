@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 __all__ = ["GatedMLP", "RMSNorm", "ShortConv", "l2norm", "rms_norm", "short_conv", "situ_glu", "wide"]
 
+L2_EPS = 1e-6  # of l2norm, here and in the fused decoding step
 NOTHING = nullcontext()  # made once: a decoding step counts microseconds
 
 
@@ -26,7 +27,7 @@ def rms_norm(x: Float[Tensor, "... D"], weight: Float[Tensor, "D"] | None = None
     return (y if weight is None else y * weight).to(x.dtype)
 
 
-def l2norm(x: Float[Tensor, "... K"], eps: float = 1e-6) -> Float[Tensor, "... K"]:
+def l2norm(x: Float[Tensor, "... K"], eps: float = L2_EPS) -> Float[Tensor, "... K"]:
     """``x / sqrt(sum(x^2) + eps)``: unit length, with eps added to the *sum* of squares as the released kernels do."""
     y = wide(x)
     return (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + eps)).to(x.dtype)

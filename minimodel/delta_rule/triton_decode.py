@@ -18,6 +18,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minimodel.delta_rule.triton_gate import Gate, log_decay
+from minimodel.layers import L2_EPS
+
+EPS = tl.constexpr(L2_EPS)
 
 
 @triton.jit
@@ -47,8 +50,8 @@ def decode_kernel(x, taps, tail, new_tail, f, A_log, dt_bias, b, S, o, H, lower_
     q = convolved(x, taps, tail, new_tail, batch, head * K + channels, P, W)  # [K]
     k = convolved(x, taps, tail, new_tail, batch, (H + head) * K + channels, P, W)
     v = convolved(x, taps, tail, new_tail, batch, 2 * H * K + head * V + columns, P, W)  # [BV]
-    q = q * tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale
-    k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
+    q = q * tl.rsqrt(tl.sum(q * q, 0) + EPS) * scale
+    k = k * tl.rsqrt(tl.sum(k * k, 0) + EPS)
     beta = tl.sigmoid(tl.load(b + batch * H + head).to(tl.float32))
     raw = tl.load(f + (batch * H + head) * K + channels).to(tl.float32)
     g, _ = log_decay(raw, A_log, dt_bias, head, channels, lower_bound, K, GATE)

@@ -1,6 +1,8 @@
 """When "auto" takes the C kernels, how they are compiled and kept, and what is said when they can't run."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +11,11 @@ import pytest
 import torch
 
 from minimodel import delta_rule, kda
-from minimodel.delta_rule import why_not_native
+from minimodel.delta_rule import native, native_available, why_not_native
+from minimodel.delta_rule.native_available import LARGEST
 from tests.minimodel.test_delta_rule import inputs
 
+SOURCES = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(native.__file__).parent.glob("native_*.[ch]")))
 ROOT = Path(__file__).parents[2]
 needs_a_compiler = pytest.mark.skipif(why_not_native() is not None, reason=f'backend "native" {why_not_native()}')
 EXAMPLE = """
@@ -42,6 +46,15 @@ def output(process):
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return out.strip()
+
+
+def test_both_languages_mean_the_same_sizes():
+    """Nothing in C checks how many states Python made room for, nor how many channels it lets in."""
+    tokens, tiles = (int(re.search(rf"^#define {name} (\d+)\b", SOURCES, re.M)[1]) for name in ("C", "GROUP"))
+    assert native.KEPT_EVERY == tokens * tiles
+    floats = "\n".join(re.findall(r"^.*\bfloat\b.*$", SOURCES, re.M))
+    buffers = [int(size) for size in re.findall(r"\w\[(\d+)\]", floats) if int(size) > tokens]  # smaller ones are indices
+    assert buffers and set(buffers) == {LARGEST}
 
 
 # ---- the choice ----
@@ -81,8 +94,9 @@ def test_asked_for_by_name_where_it_cannot_run(change, words):
 
 
 @pytest.mark.bad_input
-def test_turned_off(monkeypatch):
-    monkeypatch.setenv("K3_NATIVE", "0")
+@pytest.mark.parametrize("value", ["0", " 0 ", "FALSE "])
+def test_turned_off(monkeypatch, value):
+    monkeypatch.setenv("K3_NATIVE", value)
     assert why_not_native() == "is turned off by the environment variable K3_NATIVE"
     with pytest.raises(ValueError, match="turned off by the environment variable K3_NATIVE"):
         kda(*inputs(K=16, V=16, dtype=torch.float32), backend="native")
@@ -110,6 +124,32 @@ def test_compiled_once_and_kept(tmp_path):
 
 
 @needs_a_compiler
+def test_a_damaged_library_is_made_again(tmp_path):
+    """Loaded as they are, the first two would end the process, the last one would fail inside kda()."""
+    code = "print(why_not_native(), near('native', 'chunked'))"
+    assert output(start(code, tmp_path)) == "None True"
+    (kept,) = (tmp_path / "cache/k3-made-small").iterdir()
+    whole = kept.read_bytes()
+    flipped = whole[: len(whole) // 2] + bytes(64) + whole[len(whole) // 2 + 64 :]
+    for damaged in (whole[:4096], flipped):
+        kept.write_bytes(damaged)
+        assert output(start(code, tmp_path)) == "None True"
+        assert kept.read_bytes() == whole and len(list(kept.parent.iterdir())) == 1
+    other = tmp_path / "other.c"
+    other.write_text("int nothing_of_ours;\n")
+    subprocess.run([*shlex.split(os.environ.get("CC", "cc")), "-shared", "-fPIC", str(other), "-o", str(kept)], check=True)
+    content = kept.read_bytes()  # whole, and under its own name, but without the kernels
+    kept.rename(kept.with_name(native_available._named(kept.name.rsplit("-", 1)[0], content)))
+    assert output(start(code, tmp_path)) == "None True" and kept.read_bytes() == whole
+
+
+@needs_a_compiler
+def test_a_cache_folder_that_cannot_be_named(tmp_path):
+    code = "import os; os.environ['XDG_CACHE_HOME'] = '~nouser/x'\nprint(why_not_native(), near('native', 'chunked'))"
+    assert output(start(code, tmp_path)) == "None True"
+
+
+@needs_a_compiler
 def test_a_cache_that_cannot_be_written(tmp_path):
     """And scratch memory that is not zero at first: a number read before it was written would be 1e38."""
     (tmp_path / "cache").write_text("a file where the folder should be")
@@ -119,6 +159,7 @@ def test_a_cache_that_cannot_be_written(tmp_path):
 
 @pytest.mark.parametrize("compiler, words", [
     ("/nowhere/cc -m64", "needs a C compiler, and there is no /nowhere/cc (the environment variable CC names another)"),
+    ('"', "needs a C compiler, and the environment variable CC can't be read as a command: '\"' (No closing quotation)"),
     ("sh compiler.sh", "could not be compiled with sh: error: this compiler is out of order"),
 ])  # fmt: skip
 def test_without_a_compiler(tmp_path, compiler, words):
