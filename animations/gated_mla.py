@@ -8,7 +8,6 @@ goes to the row of the last note (to the day where K3_FACTS is not set). In Pyth
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from manim import FadeIn, Group, Rectangle, RoundedRectangle, VGroup
 
 from animations.charts import Edges, Texts
 from animations.grids import Grid
+from animations.notes import notes_from_environment
 from animations.stage import BODY, SAFE, SMALL, THEME, Change, Label, StageScene, legend, swap
 from k3viz import mla_story
 from k3viz.mla.story import NOTES, MLAStory
@@ -32,13 +32,10 @@ READS = 0.005  # a head's share of a card that is drawn
 
 def story_from_environment() -> MLAStory:
     """The by-hand Gated MLA story with the notes in K3_FACTS and the correction in K3_UPDATE, where they are set."""
-    *notes, update = NOTES
-    if facts := os.environ.get("K3_FACTS"):
-        notes = [tuple(part.strip() for part in note.split(":", 1)) for note in facts.split(";") if note.strip()]
-        update = (notes[-1][0], update[1])
-    if word := os.environ.get("K3_UPDATE"):
-        update = tuple(part.strip() for part in word.split(":", 1)) if ":" in word else (update[0], word.strip())
-    return mla_story(notes=(*notes, update), slot=update[0])
+    *notes, (row, word) = NOTES
+    facts, update = notes_from_environment(row)
+    update = update or (facts[-1][0] if facts else row, word)
+    return mla_story(notes=(*(facts or notes), update), slot=update[0])
 
 
 class Gate(VGroup):

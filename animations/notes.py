@@ -12,14 +12,32 @@ from animations.stage import SAFE, SMALL, THEME, Change, Label, coming
 from k3viz import toolbox_story
 from k3viz.theme import ROLES, format_probability, text_on
 from k3viz.toolbox.story import MOST_CHAT, ToolboxStory
+from k3viz.whiteboard.story import read_notes
 from minimodel.tasks import meeting
 
 NAMES = 1.15  # width of the column left of the tokens, for names of rows
 LINE = 0.46  # between lines of text
 ALIAS = {"meeting day": "day"}  # the whiteboard's name for a slot
+Pair = tuple[str, str]  # (row, word)
 
 
 # ---- what a teacher can change ----
+
+
+def notes_from_environment(row: str) -> tuple[tuple[Pair, ...], Pair | None]:
+    """The notes in K3_FACTS and the correction in K3_UPDATE; () and None where they are not set.
+
+    A correction that is a word alone goes to the row of the last note, or to ``row`` where there are none. ValueError names the variable.
+    """
+    facts = read_notes("K3_FACTS", text) if (text := os.environ.get("K3_FACTS")) else ()
+    if not (text := os.environ.get("K3_UPDATE")):
+        return facts, None
+    if ":" not in text:
+        text = f"{facts[-1][0] if facts else row}: {text}"
+    *others, update = read_notes("K3_UPDATE", text)
+    if others:
+        raise ValueError(f"K3_UPDATE: write one correction, got {len(others) + 1}")
+    return facts, update
 
 
 def told_from_environment(**settings):
@@ -28,10 +46,11 @@ def told_from_environment(**settings):
     K3_FACTS: "client: Globex; day: Monday; room: 2A; attendees: ten", each one optional. K3_UPDATE: "row: word", or a word alone, which
     then goes to the row of the last note (to the day where K3_FACTS is not set). The words must be in the meeting vocabulary.
     """
-    facts = [_pair(note) for note in os.environ.get("K3_FACTS", "").split(";") if note.strip()]
-    update = os.environ.get("K3_UPDATE", "")
+    facts, update = notes_from_environment(meeting.ARTICLE_UPDATE[0])
     if facts or update:
-        row, word = _pair(update) if ":" in update else (facts[-1][0] if facts else "day", update.strip() or "Thursday")
+        facts = [(ALIAS.get(row, row), word) for row, word in facts]
+        row, word = update or (facts[-1][0], meeting.ARTICLE_UPDATE[1])
+        row = ALIAS.get(row, row)
         unknown = [slot for slot, _ in (*facts, (row, word)) if slot not in toolbox_slots()]
         if unknown:
             raise ValueError(f"K3_FACTS, K3_UPDATE: these notes have the rows {', '.join(toolbox_slots())}, got {unknown[0]!r}")
@@ -41,7 +60,7 @@ def told_from_environment(**settings):
 
 def notes_text(facts: dict[str, str], row: str, word: str) -> str:
     """The article's notes with other facts, and the correction of one of them as a sentence."""
-    opening = dict(zip(toolbox_slots(), ("Acme", "Tuesday", "4B", "six"), strict=True)) | facts
+    opening = meeting.ARTICLE_FACTS | facts
     moved = min(meeting.TEMPLATES[row][meeting.UPDATE], key=lambda t: "[p]" in t).replace("for [p] ", "")  # rather one without a project
     return f"{meeting.OPENING.format(**opening)} {moved.format(v=word)}"
 
@@ -49,11 +68,6 @@ def notes_text(facts: dict[str, str], row: str, word: str) -> str:
 def toolbox_slots() -> tuple[str, ...]:
     """The slots of the opening sentence, in its order."""
     return tuple(re.findall(r"{(\w+)}", meeting.OPENING))
-
-
-def _pair(note: str) -> tuple[str, str]:
-    row, _, word = note.partition(":")
-    return ALIAS.get(row.strip(), row.strip()), word.strip()
 
 
 # ---- what these scenes share ----

@@ -12,7 +12,6 @@ which then goes to the row of the last note. In Python: a subclass with ``story 
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -21,10 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # manim runs this 
 from manim import FadeIn, FadeOut, VGroup
 
 from animations.board import Board, HeatMap
+from animations.notes import notes_from_environment
 from animations.stage import SAFE, SMALL, Formula, Label, StageScene, legend, swap
 from k3viz import whiteboard_story
 from k3viz.theme import ROLES, format_number, plural
-from k3viz.whiteboard.story import PHASES, position
+from k3viz.whiteboard.story import FACTS, PHASES, UPDATE, position
 
 OLD, FADE, ERASE, WRITE = "S_(t-1)", 'op("Diag")(alpha_t)', "(I - beta_t k_t k_t^top)", "beta_t k_t v_t^top"
 KDA = ((None, "S_t ="), ("erase", ERASE), ("fade", FADE), (None, OLD), (None, "+"), ("write", WRITE))
@@ -38,13 +38,8 @@ COUNT = ("no", "one", "two", "three", "four")
 
 def story_from_environment():
     """The by-hand whiteboard story with the notes in K3_FACTS and the correction in K3_UPDATE, where they are set."""
-    settings = {}
-    if notes := os.environ.get("K3_FACTS"):
-        settings["facts"] = [tuple(part.strip() for part in note.split(":", 1)) for note in notes.split(";") if note.strip()]
-    if update := os.environ.get("K3_UPDATE"):
-        row = settings["facts"][-1][0] if "facts" in settings else whiteboard_story().writes[-1].row
-        settings["update"] = tuple(part.strip() for part in update.split(":", 1)) if ":" in update else (row, update.strip())
-    return whiteboard_story(**settings)
+    facts, update = notes_from_environment(UPDATE[0])
+    return whiteboard_story(facts=facts or FACTS, update=update or UPDATE)
 
 
 class KDAWhiteboard(StageScene):

@@ -9,10 +9,15 @@ Off, it costs one attribute test a layer.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
+import numpy as np
 from torch import Tensor, nn
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class Trace(Mapping):
@@ -78,3 +83,15 @@ def record(model: nn.Module) -> Iterator[Trace]:
     finally:
         for m in traced:
             m._trace = None
+
+
+def private_copy(model: Model) -> Model:
+    """The model in float64 and eval mode, to look into: hooks, held parts and recordings on it meet nobody else's."""
+    return copy.deepcopy(model).double().eval()
+
+
+def frozen(x: Tensor) -> np.ndarray:
+    """A read-only numpy copy of a CPU tensor: what a story keeps of a trace."""
+    out = x.detach().numpy().copy()
+    out.setflags(write=False)
+    return out

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 
 from k3viz.decay.story import Head, split
 from minimodel import K3ForCausalLM, record
 from minimodel.tasks import meeting
+from minimodel.trace import private_copy
 
 
 def read_heads(model: K3ForCausalLM, text: str) -> dict[tuple[int, int], Head]:
@@ -22,7 +21,7 @@ def read_heads(model: K3ForCausalLM, text: str) -> dict[tuple[int, int], Head]:
     layers = [layer for layer in range(config.num_hidden_layers) if config.mixer(layer) == "kda"]
     if not layers:
         raise ValueError("model has no KDA layer, so it has no dials")
-    reader = copy.deepcopy(model).double().eval()  # a private copy: nothing else can be recording it at the same time
+    reader = private_copy(model)
     raw: dict[int, torch.Tensor] = {}
     for layer in layers:  # the trace holds alpha, from which a saturated z can't be had back
         reader.model.layers[layer].self_attn.f_b_proj.register_forward_hook(lambda _m, _in, f, layer=layer: raw.update({layer: f}))

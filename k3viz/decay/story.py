@@ -21,6 +21,7 @@ from minimodel.config import LinearAttnConfig
 from minimodel.delta_rule import bounded_log_decay, kda_recurrent, softplus_log_decay
 from minimodel.formats import format_count, format_digits, format_probability, plural
 from minimodel.tasks import meeting
+from minimodel.trace import frozen
 
 CHANNELS = LinearAttnConfig().head_dim  # 128, as in K3
 BOUND = LinearAttnConfig().gate_lower_bound  # -5, as in K3
@@ -169,7 +170,7 @@ def tell(text: str, head: Head, gate: str | None, shift: float, one_half_life: f
     arrays = {"channels": order, "z": z, "g": g, "k": k, "beta": head.beta, "ink": ink, "one_ink": one_ink}
     return DecayStory(
         text=text, tokens=words, facts=tuple(w in VALUES for w in words), place=head.place, gate=gate, bound=bound,
-        shift=float(shift), A_log=head.A_log, one_half_life=float(one_half_life), **{name: _frozen(x) for name, x in arrays.items()},
+        shift=float(shift), A_log=head.A_log, one_half_life=float(one_half_life), **{name: frozen(x) for name, x in arrays.items()},
     )  # fmt: skip
 
 
@@ -285,9 +286,3 @@ def _range_text(youngest: float, oldest: float) -> str:
     if not np.isfinite(oldest):
         return f"{int(youngest):,} or more"
     return f"{int(youngest):,}" if youngest == oldest else f"{int(youngest):,} to {int(oldest):,}"
-
-
-def _frozen(x: Tensor) -> np.ndarray:
-    out = x.detach().numpy().copy()
-    out.setflags(write=False)
-    return out

@@ -5,17 +5,17 @@ Top-k and the shared experts can be changed; the model then really runs that way
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from minimodel import K3ForCausalLM, record
 from minimodel.formats import format_number, format_probability, plural
 from minimodel.pretrained import load_pretrained
 from minimodel.tasks import meeting
+from minimodel.trace import frozen, private_copy
 
 TEXT = " ".join((*meeting.ARTICLE, meeting.question("day")))
 LONGEST = 60  # tokens: each has a name in the picture
@@ -116,7 +116,7 @@ def read(model: K3ForCausalLM, text: str, top_k: int | None, shared: bool) -> Ex
         raise ValueError(f"text must hold at least one word, got {text!r}")
     if len(ids) > LONGEST:
         raise ValueError(f"text: at most {LONGEST} tokens fit in this story, got {len(ids)}")
-    reader = copy.deepcopy(model).double().eval()
+    reader = private_copy(model)
     blocks = {i: reader.model.layers[i].block_sparse_moe for i in expert_layers(model)}
     for block in blocks.values():
         block.gate.top_k = block.gate.top_k if top_k is None else top_k
@@ -124,7 +124,7 @@ def read(model: K3ForCausalLM, text: str, top_k: int | None, shared: bool) -> Ex
     with torch.no_grad(), record(nn.ModuleList(block.gate for block in blocks.values())) as trace:
         p = reader(torch.tensor([ids])).logits[0, -1].softmax(-1)
     routed = {
-        i: tuple(_frozen(x) for x in (trace[f"layers.{i}.moe.scores"], block.gate.e_score_correction_bias,
+        i: tuple(frozen(x) for x in (trace[f"layers.{i}.moe.scores"], block.gate.e_score_correction_bias,
                                       trace[f"layers.{i}.moe.indices"], trace[f"layers.{i}.moe.weights"]))
         for i, block in blocks.items()
     }  # fmt: skip
@@ -143,12 +143,6 @@ def tell(run: ExpertsRun, plain: ExpertsRun, layer: int, token: int) -> ExpertsS
     return ExpertsStory(
         run.tokens, layer, tuple(run.routed), scores, bias, indices, weights, run.shared, token % T, run.answer, plain.answer
     )
-
-
-def _frozen(x: Tensor) -> np.ndarray:
-    out = x.numpy().copy()
-    out.setflags(write=False)
-    return out
 
 
 def _said(answer: tuple[str, float]) -> str:

@@ -20,6 +20,7 @@ from minimodel import K3ForCausalLM, dequantize_mxfp4, fake_quantize_mxfp4, quan
 from minimodel.formats import format_digits, format_probability, plural
 from minimodel.mxfp4 import BLOCK, E2M1, RULES
 from minimodel.pretrained import load_pretrained
+from minimodel.trace import frozen
 
 INPUTS, CAUSES, SEED = 256, 2, 0  # chosen: examples, common causes behind them, and where the random numbers start
 RATE = 0.05  # chosen: first step size, as a share of the largest stable one; it falls to zero
@@ -129,9 +130,9 @@ def tell(w: Tensor, outlier: float, rule: str, alike: float, steps: int) -> Four
     packed, scale = quantize_mxfp4(w, rule=rule)
     trained, losses = train_in_grid(w, moments, rule, steps)
     return FourBitStory(
-        weights=_frozen(w), place=place, outlier=float(outlier), rule=rule, alike=float(alike), exponent=int(scale[0]) - 127,
-        byte=int(scale[0]), codes=_frozen(torch.stack([packed & 15, packed >> 4], -1).flatten()),
-        rounded=_frozen(dequantize_mxfp4(packed, scale, dtype=w.dtype)), trained=_frozen(trained), losses=_frozen(losses / power),
+        weights=frozen(w), place=place, outlier=float(outlier), rule=rule, alike=float(alike), exponent=int(scale[0]) - 127,
+        byte=int(scale[0]), codes=frozen(torch.stack([packed & 15, packed >> 4], -1).flatten()),
+        rounded=frozen(dequantize_mxfp4(packed, scale, dtype=w.dtype)), trained=frozen(trained), losses=frozen(losses / power),
         stored=packed.nbytes + scale.nbytes,
     )  # fmt: skip
 
@@ -193,9 +194,3 @@ def _own(weights: Sequence[float]) -> Tensor:
     if w.shape != (BLOCK,) or not bool(w.isfinite().all()) or not bool(w.any()):
         raise ValueError(f"weights must be {BLOCK} finite numbers that are not all zero, got shape {tuple(w.shape)}")
     return w
-
-
-def _frozen(x: Tensor) -> np.ndarray:
-    out = x.detach().numpy().copy()
-    out.setflags(write=False)
-    return out

@@ -13,6 +13,7 @@ from torch import Tensor
 from k3viz.hybrid.recorded import TEXT
 from minimodel import K3Config, K3ForCausalLM, load_pretrained, record
 from minimodel.tasks import meeting
+from minimodel.trace import frozen, private_copy
 
 LONGEST = 64  # tokens: the states after every token are kept
 SAID = 4  # words kept of every answer
@@ -83,7 +84,7 @@ def _read_by_default(text: str) -> ReadingStory:
 
 @torch.no_grad()
 def _read(model: K3ForCausalLM, text: str, ids: tuple[int, ...]) -> ReadingStory:
-    reader = copy.deepcopy(model).double().eval()  # a private copy: nothing else can be recording it at the same time
+    reader = private_copy(model)
     body, said = reader.model, []
 
     def ask(depth) -> None:
@@ -98,7 +99,7 @@ def _read(model: K3ForCausalLM, text: str, ids: tuple[int, ...]) -> ReadingStory
     trace = dict(trace)  # the answers asked for above are over: the last one recorded is the model's own
     kept = _kept(model, ids)
     layers = tuple(_layer(trace, model.config, i, kept[:, i], said[1 + i]) for i in range(len(body.layers)))
-    vector = _frozen(body.embed_tokens.weight[ids[-1]])
+    vector = frozen(body.embed_tokens.weight[ids[-1]])
     return ReadingStory(text, tuple(meeting.VOCABULARY[i] for i in ids), ids[-1], vector, model.config, layers, said[0])
 
 
@@ -117,7 +118,7 @@ def _layer(trace: dict[str, Tensor], config: K3Config, i: int, kept: np.ndarray,
         x = trace.get(f"layers.{i}.{name}")
         if x is None:
             return None
-        return _frozen(x[0][-1] if last else x[0])
+        return frozen(x[0][-1] if last else x[0])
 
     attention = found("mla.attention")
     experts: tuple[tuple[int, float], ...] = ()
@@ -134,9 +135,3 @@ def _layer(trace: dict[str, Tensor], config: K3Config, i: int, kept: np.ndarray,
 def _likeliest(p: Tensor) -> tuple[tuple[str, float], ...]:
     top = p.topk(SAID)
     return tuple((meeting.VOCABULARY[i], x) for i, x in zip(top.indices.tolist(), top.values.tolist(), strict=True))
-
-
-def _frozen(x: Tensor) -> np.ndarray:
-    out = x.numpy().copy()
-    out.setflags(write=False)
-    return out

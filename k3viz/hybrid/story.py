@@ -7,7 +7,6 @@ changed.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,6 +16,7 @@ from k3viz.hybrid.parts import EXPERTS, Layer, layers_of
 from minimodel import K3Config, K3ForCausalLM, cache_bytes, load_pretrained
 from minimodel.formats import format_bytes, format_count, format_probability
 from minimodel.tasks import meeting
+from minimodel.trace import private_copy
 
 SCALES: dict[str, tuple[str, Callable[[], K3Config]]] = {
     "tiny": ("Trained meeting model", lambda: load_pretrained().config),
@@ -180,7 +180,7 @@ def _reader(config: K3Config, scale: str, model: K3ForCausalLM | None) -> tuple[
     """Which model reads the sentence, and what it is; none if the size is not one that runs here, or the words are not its own."""
     if model is not None and model.config == config:
         readable = config.vocab_size == len(meeting.VOCABULARY)
-        return (copy.deepcopy(model).double().eval(), "this model") if readable else (None, "")
+        return (private_copy(model), "this model") if readable else (None, "")
     if scale != "tiny":
         return None, ""
     trained = recorded.trained()

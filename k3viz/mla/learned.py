@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 
-from k3viz.mla.story import forms_differ, frozen, held_gate
+from k3viz.mla.story import forms_differ, held_gate
 from minimodel import K3ForCausalLM, record
 from minimodel.tasks import meeting
+from minimodel.trace import frozen, private_copy
 
 TEXT = " ".join(meeting.ARTICLE)
 LONGEST = 64  # tokens of text: a story for reading
@@ -37,7 +37,7 @@ def learned_trace(model: K3ForCausalLM, text: str | None, slot: str, gate: str) 
     project = next((w for i in notes if (w := meeting.VOCABULARY[i]) in meeting.PROJECTS), None)
     ids = notes + meeting.encode(meeting.question(slot, project))
 
-    reader = copy.deepcopy(model).double().eval()  # a private copy: nothing else can be recording it at the same time
+    reader = private_copy(model)
     layer = reader.model.layers[layers[-1]].self_attn
     inputs: list[torch.Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _module, args: inputs.append(args[0]))

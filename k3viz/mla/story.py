@@ -21,11 +21,13 @@ from k3viz.mla.forms import CONTEXT, Forms, count_forms
 from minimodel import GatedMLA, K3Config, record
 from minimodel.cache import Rows
 from minimodel.formats import format_digits, format_number, format_probability, plural
+from minimodel.tasks import meeting
+from minimodel.trace import frozen
 
 if TYPE_CHECKING:
     from minimodel import K3ForCausalLM
 
-NOTES = (("client", "Acme"), ("day", "Tuesday"), ("room", "4B"), ("attendees", "six"), ("day", "Thursday"))
+NOTES = (*meeting.ARTICLE_FACTS.items(), meeting.ARTICLE_UPDATE)
 ROWS = tuple(dict.fromkeys(row for row, _ in NOTES))
 WORDS = tuple(word for _, word in NOTES)
 GATES = {"learned": None, "open": torch.inf, "shut": -torch.inf}  # what is put in the place of W_g x
@@ -169,12 +171,6 @@ def forms_differ(layer: GatedMLA, x: Tensor) -> float:
     if x.shape[1] > 1:
         layer(x[:, :-1], cache=rows)
     return float((layer(x[:, -1:], cache=rows) - layer(x)[:, -1:]).abs().max())
-
-
-def frozen(x: Tensor) -> np.ndarray:
-    out = x.detach().numpy().copy()
-    out.setflags(write=False)
-    return out
 
 
 # ---- by hand ----

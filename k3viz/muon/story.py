@@ -6,7 +6,6 @@ head's part is then made k times stronger. What that does to the other heads' up
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +17,7 @@ from torch import Tensor
 from minimodel import K3ForCausalLM, newton_schulz
 from minimodel.formats import format_digits, plural
 from minimodel.tasks import meeting
+from minimodel.trace import frozen, private_copy
 
 HEADS, ROWS, WIDTH = 6, 16, 56  # chosen: as tall against its width as K3's, 6 * 16 / 56 = 96 * 128 / 7168
 STEPS = 8  # Newton-Schulz steps computed; Muon takes 5
@@ -111,7 +111,7 @@ def model_gradient(model: K3ForCausalLM) -> tuple[Tensor, str]:
     layer = next((i for i in range(model.config.num_hidden_layers) if model.config.mixer(i) == "kda"), None)
     if layer is None:
         raise ValueError("model has no KDA layer, so it has no query projection that is cut by head")
-    learner = copy.deepcopy(model).double().train()  # the private copy gets the gradients
+    learner = private_copy(model).train()  # the private copy gets the gradients
     ids, labels = meeting.training_batch(0, 0, rows=2, length=96)
     mixer = learner.model.layers[layer].self_attn
     with torch.enable_grad():
@@ -134,11 +134,11 @@ def orthogonalized(gradient: Tensor, strength: float, source: str) -> MuonStory:
     owned = left[0].unflatten(0, (H, K))[0].square().sum(0)
     whole_updates, head_updates = _updates(whole), _updates(blocks)
     return MuonStory(
-        source=source, strength=strength, shape=(H, K, D), gradient=_frozen(_rms(G)), whole_values=_frozen(whole_values[:, 0]),
-        head_values=_frozen(head_values), owned=_frozen(owned),
-        whole_update=_frozen(torch.stack([_rms(x.view(H, K, D)) for x in whole_updates])),
-        head_update=_frozen(torch.stack([_rms(x) for x in head_updates])), gradient_matrix=_frozen(whole[0]),
-        whole_matrix=_frozen(whole_updates[MUON_STEPS][0]), head_matrix=_frozen(head_updates[MUON_STEPS].reshape(H * K, D)),
+        source=source, strength=strength, shape=(H, K, D), gradient=frozen(_rms(G)), whole_values=frozen(whole_values[:, 0]),
+        head_values=frozen(head_values), owned=frozen(owned),
+        whole_update=frozen(torch.stack([_rms(x.view(H, K, D)) for x in whole_updates])),
+        head_update=frozen(torch.stack([_rms(x) for x in head_updates])), gradient_matrix=frozen(whole[0]),
+        whole_matrix=frozen(whole_updates[MUON_STEPS][0]), head_matrix=frozen(head_updates[MUON_STEPS].reshape(H * K, D)),
     )  # fmt: skip
 
 
@@ -163,9 +163,3 @@ def _values(G: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rms(G: Tensor) -> Tensor:
     return G.square().mean((-2, -1)).sqrt()
-
-
-def _frozen(x: Tensor) -> np.ndarray:
-    out = x.detach().numpy().copy()
-    out.setflags(write=False)
-    return out

@@ -201,9 +201,11 @@ def _explained(story: ToolboxStory) -> str:
     }[story.technique]
     if story.technique == "sliding_window" and story.tray():
         lines += f" In the window in full: {' | '.join(n.rstrip(' ,.') for n in story.tray())}."
-    far = cache_bytes(story.config(story.technique), 1_048_576, dtype=torch.float32).total
+    config = story.config(story.technique)
+    far = config.max_position_embeddings
+    kept = format_bytes(cache_bytes(config, far, dtype=torch.float32).total)
     lines += " Last row: what counts for the answer through all layers (share of its gradient). It has a scale of its own."
-    lines += f" At 1,048,576 tokens it would keep {format_bytes(far)} (by the formula)."
+    lines += f" At {far:,} tokens it would keep {kept} (by the formula)."
     return "<br>".join(textwrap.wrap(lines, 48))
 
 

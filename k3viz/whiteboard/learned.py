@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from k3viz.whiteboard.story import PHASES, additive_substeps, delta_substeps, frozen, step_labels
+from k3viz.whiteboard.story import PHASES, additive_substeps, delta_substeps, step_labels
 from minimodel import K3Config, K3ForCausalLM, record
 from minimodel.formats import format_number, format_probability
 from minimodel.tasks import meeting
+from minimodel.trace import frozen, private_copy
 
 TEXT = " ".join(meeting.ARTICLE)
 LONGEST = 120  # tokens: a story for reading, not a benchmark
@@ -144,7 +144,7 @@ def read(model: K3ForCausalLM, text: str | None) -> Run:
     heads = kda_heads(model.config)
     if not heads:
         raise ValueError("model has no KDA layer, so it keeps no whiteboard")
-    reader = copy.deepcopy(model).double().eval()  # a private copy: nothing else can be recording it at the same time
+    reader = private_copy(model)
     with torch.no_grad(), record(reader) as trace:
         reader(torch.tensor([ids]))
     return Run(text, tuple(ids), heads, dict(trace), _answers(reader, ids, _slots_in(ids)))

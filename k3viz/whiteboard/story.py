@@ -21,14 +21,16 @@ from minimodel.config import LinearAttnConfig
 from minimodel.delta_rule import kda
 from minimodel.formats import format_number as number
 from minimodel.formats import plural
+from minimodel.tasks import meeting
+from minimodel.trace import frozen
 
 if TYPE_CHECKING:
     from k3viz.whiteboard.learned import LearnedWhiteboard
     from minimodel import K3ForCausalLM
 
 CHANNELS = LinearAttnConfig().head_dim  # 128 key channels and 128 value channels, as in K3
-FACTS = (("client", "Acme"), ("budget", "$80k"), ("meeting day", "Tuesday"))
-UPDATE = ("meeting day", "Thursday")
+FACTS = (("client", meeting.ARTICLE_FACTS["client"]), ("budget", "$80k"), ("meeting day", meeting.ARTICLE_FACTS["day"]))
+UPDATE = ("meeting day", meeting.ARTICLE_UPDATE[1])
 MAX_ROWS, MAX_NOTES, MAX_LETTERS = 16, 64, 40
 AUDIBLE = 0.005  # weaker than this a word would print as 0.00
 PHASES = ("fade", "erase", "write")  # in this order within one token; the frame before the first token is called "start"
@@ -166,7 +168,7 @@ def whiteboard_story(
         for phase, s, a in zip(PHASES, delta_substeps(state, k, v, g, b), additive_substeps(additive, k, v, g, b), strict=True):
             before = frames[-1]
             frame = _frame(step, phase, s, a, keys, values, "")
-            sentence = _sentence(phase, write, rows, words, before, frame, alpha, beta)
+            sentence = _sentence(phase, write, rows, words, before, frame, beta)
             frames.append(replace(frame, sentence=sentence))
             state, additive = s, a
     return WhiteboardStory(
@@ -254,10 +256,13 @@ def _frame(step: int, phase: str, state: Tensor, additive: Tensor, keys: Tensor,
     return Frame(step, phase, frozen(state), frozen(additive), *boards, sentence)
 
 
-def _sentence(phase: str, write: Write, rows: tuple, words: tuple, before: Frame, after: Frame, alpha: float, beta: float) -> str:
+def _sentence(phase: str, write: Write, rows: tuple, words: tuple, before: Frame, after: Frame, beta: float) -> str:
     r, w = rows.index(write.row), words.index(write.word)
     if phase == "fade":
-        return f"Fade: everything on the board keeps {number(alpha)} of its strength."
+        held, kept = np.linalg.norm(before.state), np.linalg.norm(after.state)
+        if not held:
+            return "Fade: the board is empty, so there is nothing to fade."
+        return f"Fade: everything on the board keeps {number(kept / held)} of its strength."
     if phase == "erase":
         held = int(np.abs(before.board[r]).argmax())
         old, left = before.board[r, held], after.board[r, held]
@@ -323,9 +328,3 @@ def _in_range(name: str, value: float, *, low: float, low_open: bool) -> None:
     number = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
     if not (number and (low < value if low_open else low <= value) and value <= 1):  # NaN fails every comparison
         raise ValueError(f"{name} must lie in {'(' if low_open else '['}{low:.0f}, 1], got {value!r}")
-
-
-def frozen(x: Tensor) -> np.ndarray:
-    out = x.detach().numpy().copy()
-    out.setflags(write=False)
-    return out

@@ -29,8 +29,6 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "room": ("1A", "1B", "2A", "2B", "3A", "3B", "4A", "4B", "5A", "5B", "6A", "6B"),
     "attendees": ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
 }  # fmt: skip
-# The article's notes and their update, in full; it then asks for the day (``question("day")``).
-ARTICLE = ("The Acme planning meeting is Tuesday, in room 4B, with six people attending.", "The meeting has moved to Thursday.")
 PROJECTS = ("Falcon", "Harbor", "Juniper", "Comet", "Meadow", "Quartz", "Willow", "Summit")
 BLANK = "___"
 SENTENCE, ASKED = 18, 10  # no sentence is longer, no question is longer, in tokens
@@ -69,6 +67,13 @@ TEMPLATES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 STATEMENT, UPDATE, CORRECTION, QUESTION = range(4)
+# What the article's notes say, in their order, and what changes then. ARTICLE: both in full; it then asks for the day.
+ARTICLE_FACTS = {"client": "Acme", "day": "Tuesday", "room": "4B", "attendees": "six"}
+ARTICLE_UPDATE = ("day", "Thursday")
+ARTICLE = tuple(
+    re.sub(r" ([.,])", r"\1", sentence)
+    for sentence in (OPENING.format(**ARTICLE_FACTS), TEMPLATES["day"][UPDATE][1].format(v=ARTICLE_UPDATE[1]))
+)
 FILLER = (
     "Lunch is at noon .", "Please bring the slides .", "Thanks for the notes .", "The coffee machine is broken .", "Nothing else changed .",
     "The printer is out of paper .", "The weather is nice today .", "See you there .", "Please read the report before the call .",

@@ -11,8 +11,8 @@ from animations import missing
 if line := missing():
     pytest.skip(line, allow_module_level=True)
 
-from animations import toolbox
-from animations.notes import notes_text, told_from_environment, toolbox_slots
+from animations import gated_mla, toolbox, whiteboard
+from animations.notes import notes_from_environment, notes_text, told_from_environment, toolbox_slots
 from k3viz import toolbox_story
 from k3viz.theme import format_bytes, format_probability
 from k3viz.toolbox.story import TEXT
@@ -83,6 +83,27 @@ def test_other_notes_change_the_scene(tmp_path):
     _, frames = watch(type("Told", (toolbox.ReplaceLinear,), {"story": told}), tmp_path, frame_rate=1)
     shown = words(frames).replace("\n", " ")
     assert "Saturday replaced Wednesday" in shown and "Thursday" not in shown and not faults(frames)
+
+
+@pytest.mark.parametrize("facts, update, says", [
+    ("client Globex", "", "^K3_FACTS: write each note as row: word, .* got 'client Globex'$"),
+    (" ; ", "", "^K3_FACTS: write at least one note"),
+    ("", "day:", "^K3_UPDATE: write each note as row: word, .* got 'day:'$"),
+    ("", "day: Friday; room: 2A", "^K3_UPDATE: write one correction, got 2$"),
+])
+def test_notes_that_cannot_be_read_name_their_variable(facts, update, says, monkeypatch):
+    monkeypatch.setenv("K3_FACTS", facts)
+    monkeypatch.setenv("K3_UPDATE", update)
+    for tell in (told_from_environment, whiteboard.story_from_environment, gated_mla.story_from_environment):
+        with pytest.raises(ValueError, match=says):
+            tell()
+
+
+def test_a_correction_without_a_row_goes_to_the_last_note(monkeypatch):
+    monkeypatch.setenv("K3_UPDATE", "Friday")
+    assert notes_from_environment("day") == ((), ("day", "Friday"))
+    monkeypatch.setenv("K3_FACTS", "client: Globex; room: 2A")
+    assert notes_from_environment("day") == ((("client", "Globex"), ("room", "2A")), ("room", "Friday"))
 
 
 def test_the_environment_tells_other_notes(monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from k3viz import toolbox_figure, toolbox_panel, toolbox_story
 from k3viz.theme import DARK, format_bytes, format_probability
 from k3viz.toolbox.reading import cut_to_window, rebuild_error, state_weights, trained
-from k3viz.toolbox.story import CHAT, SLOTS, TEXT, notes_of, text_length
+from k3viz.toolbox.story import CHAT, SLOTS, TEXT, ToolboxStory, notes_of, text_length
 from minimodel import K3ForCausalLM, cache_bytes, record
 from minimodel.tasks import meeting
 from minimodel.toolbox import TECHNIQUES, WINDOW, load_toolbox, toolbox_config
@@ -218,6 +218,14 @@ def test_the_figure_holds_the_storys_numbers(settings):
     assert list(likeliest.x) == pytest.approx([k.answer[0][1] for k in story.kept], abs=1e-4)
     rows = drawn["weights"].z
     assert len(rows) == len(story.heads) + 1 and len(rows[0]) == len(story.tokens)
+
+
+@pytest.mark.parametrize("technique, far", [("mha", 1_048_576), ("kda", 65_536), ("sliding_window", 2048)])
+def test_the_longest_context_is_the_configs(technique, far, monkeypatch):
+    monkeypatch.setattr(ToolboxStory, "config", lambda self, name: toolbox_config(name).replace(max_position_embeddings=far))
+    config = STORY.config(technique)
+    notes = " ".join(a.text for a in toolbox_figure(story=STORY.again(technique=technique)).layout.annotations).replace("<br>", " ")
+    assert f"At {far:,} tokens it would keep {format_bytes(cache_bytes(config, far, dtype=torch.float32).total)} (by the formula)." in notes
 
 
 def test_the_window_row_shows_what_slid_out():

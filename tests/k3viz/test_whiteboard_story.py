@@ -7,6 +7,7 @@ import torch
 
 from k3viz import whiteboard_story
 from k3viz.whiteboard import learned
+from k3viz.whiteboard import story as story_module
 from k3viz.whiteboard.learned import learned_story
 from k3viz.whiteboard.story import CHANNELS, PHASES, position, row_keys, word_values
 from minimodel import K3Config, K3ForCausalLM, kda, record
@@ -51,6 +52,14 @@ def test_each_sub_step_is_its_factor_of_the_equation():
     np.testing.assert_allclose(erase, (np.eye(CHANNELS) - 0.6 * np.outer(k, k)) @ fade, atol=1e-14)
     np.testing.assert_allclose(write, erase + 0.6 * np.outer(k, v), atol=1e-14)
     assert [f.phase for f in story.frames[-3:]] == list(PHASES)
+
+
+def test_the_fade_sentence_says_what_the_boards_show(monkeypatch):
+    assert STORY.frame(1).sentence == "Fade: the board is empty, so there is nothing to fade."
+    assert STORY.frame(4).sentence == "Fade: everything on the board keeps 0.95 of its strength."
+    substeps = story_module.delta_substeps
+    monkeypatch.setattr(story_module, "delta_substeps", lambda S, k, v, g, beta: substeps(S, k, v, g + math.log(0.5), beta))
+    assert whiteboard_story(alpha=0.8).frame(4).sentence == "Fade: everything on the board keeps 0.40 of its strength."
 
 
 @pytest.mark.parametrize("similarity", [0.0, 0.5, 1.0])
@@ -148,7 +157,9 @@ def test_one_row_is_not_called_rows():
 
 
 def test_the_model_reads_the_articles_sentences(model):
-    assert whiteboard_story(model=model).text == " ".join(meeting.ARTICLE)
+    assert whiteboard_story(model=model).text == " ".join(meeting.ARTICLE) == (
+        "The Acme planning meeting is Tuesday, in room 4B, with six people attending. The meeting has moved to Thursday."
+    )
 
 
 def test_reading_leaves_the_model_as_it_was(model):
