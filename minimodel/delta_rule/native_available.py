@@ -1,8 +1,9 @@
 """Whether the C kernels can serve a call: they are compiled at their first use, and kept for later processes.
 
 The system's C compiler makes one small library for this very processor, in about a second. It goes to the user's cache folder, under a
-name that holds a hash of the sources, the compiler and the processor's instruction set: nothing stale is ever loaded, and machines that
-share a home folder don't disturb each other. Where that folder can't be written, each process compiles for itself.
+name that holds two hashes. One is of the sources, the compiler and the processor's instruction set: nothing stale is ever loaded, and
+machines that share a home folder don't disturb each other. The other is of the library itself: a damaged one would end the process when it
+is loaded, so it is made again. Where that folder can't be written, each process compiles for itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ FILES = ("native_product.c", "native_tile.c", "native_forward.c", "native_backwa
 HEADERS = ("native_call.h", "native_tile.h")
 FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-shared")
 FOR_THIS_PROCESSOR = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
+NAMES = ("kda_forward", "kda_backward", "kda_in_large_pages")  # what Python calls
 LARGEST = 256  # key and value channels
+FORKED_WITHOUT_EXEC = 0x40  # PF_FORKNOEXEC in Linux's include/linux/sched.h; the flags are the ninth field of /proc/PID/stat
 _lock = Lock()
 
 
@@ -34,7 +37,7 @@ def why_not_native() -> str | None:
 
     Compiles them at the first call of a process, unless an earlier process has. ``K3_NATIVE=0`` in the environment turns them off.
     """
-    if os.environ.get("K3_NATIVE", "1").lower() in ("0", "false", "no", "off"):
+    if os.environ.get("K3_NATIVE", "1").strip().lower() in ("0", "false", "no", "off"):
         return "is turned off by the environment variable K3_NATIVE"
     if os.name != "posix":
         return "needs Linux or macOS"
@@ -77,12 +80,24 @@ def library() -> ctypes.CDLL:
 def team() -> ctypes.c_void_p:
     """Address of the function by which torch's OpenMP runs a function on its threads; NULL where there is none.
 
-    A forked process has none either: it inherits OpenMP's books, but not the threads in them.
+    A forked process has none either: it inherits OpenMP's books, but not the threads in them, and would wait for those forever. That torch
+    was used before the fork can't be seen from here, so on Linux every process that was forked and started no program since counts as one,
+    even where this module was first imported after the fork. It then starts threads of its own, which is only slower.
     """
-    return ctypes.c_void_p(None if os.getpid() != _loaded_by else _gomp_parallel())
+    return ctypes.c_void_p(None if os.getpid() != _loaded_by or _forked() else _gomp_parallel())
 
 
 _loaded_by = os.getpid()
+
+
+@cache  # asked for each process: a fork after the first answer is seen by _loaded_by
+def _forked() -> bool:
+    """Whether Linux says so; False on other systems, which offer no GOMP_parallel either."""
+    try:
+        fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()  # the name before may hold anything
+        return bool(int(fields[6]) & FORKED_WITHOUT_EXEC)
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 @cache
@@ -97,18 +112,21 @@ def _gomp_parallel() -> int | None:
 
 @cache  # what failed is not tried again in this process
 def _library() -> tuple[ctypes.CDLL | None, str | None]:
-    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    try:
+        compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    except ValueError as error:
+        return None, f"needs a C compiler, and the environment variable CC can't be read as a command: {os.environ['CC']!r} ({error})"
     try:
         flags, features = _processor(compiler)
         command, sources = [*compiler, *FLAGS, *flags], [(FOLDER / name).read_text(encoding="utf-8") for name in HEADERS + FILES]
         made_of = hashlib.sha256("\0".join([*command, features, *sources]).encode()).hexdigest()
-        return _load(f"kda-{made_of[:24]}.so", command), None
+        return _load(f"kda-{made_of[:24]}", command), None
     except FileNotFoundError:
         return None, f"needs a C compiler, and there is no {compiler[0]} (the environment variable CC names another)"
     except subprocess.CalledProcessError as error:
         said = next((line for line in error.stderr.splitlines() if "error" in line), f"status {error.returncode}")
         return None, f"could not be compiled with {compiler[0]}: {said}"
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return None, f"could not be compiled or loaded: {error}"
 
 
@@ -123,21 +141,41 @@ def _processor(compiler: list[str]) -> tuple[tuple[str, ...], str]:
 
 
 def _load(name: str, command: list[str]) -> ctypes.CDLL:
-    kept = _cache_folder() / name
-    if kept.exists():
+    folder = _cache_folder()
+    for kept in sorted(folder.glob(f"{name}-*.so")) if folder else ():
         try:
-            return ctypes.CDLL(str(kept))
+            if kept.name == _named(name, kept.read_bytes()):
+                return _opened(kept)
+            kept.unlink()  # damaged: loading it could end the process
         except OSError:
-            pass  # made for another C library: it is made again
+            pass  # made for another C library, or not to be read: it is made again
     with TemporaryDirectory(prefix="k3-native-") as scratch:
         made = Path(scratch) / name
         subprocess.run([*command, *(str(FOLDER / file) for file in FILES), "-o", str(made), "-lpthread"],
                        check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)  # fmt: skip
-        return ctypes.CDLL(str(kept if _keep(made, kept) else made))  # a loaded library outlives its file
+        kept = folder and folder / _named(name, made.read_bytes())
+        return _opened(kept if kept and _keep(made, kept) else made)  # a loaded library outlives its file
 
 
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "k3-made-small"
+def _named(name: str, content: bytes) -> str:
+    return f"{name}-{hashlib.sha256(content).hexdigest()[:24]}.so"
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    """A library that can be loaded and has all the names. Raises OSError otherwise."""
+    library = ctypes.CDLL(str(path))
+    for name in NAMES:
+        if not hasattr(library, name):
+            raise OSError(f"{path.name} has no {name}")
+    return library
+
+
+def _cache_folder() -> Path | None:
+    """None where there is none: no home folder, or a name that can't be one."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "k3-made-small"
+    except RuntimeError:
+        return None
 
 
 def _keep(made: Path, kept: Path) -> bool:

@@ -352,3 +352,23 @@ if not (child := os.fork()):
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=300)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are no threads of torch to wait for")
+def test_nor_does_one_that_is_the_first_to_load_the_kernels():
+    """Torch's threads were started before the fork, the package was imported after it: only the system knows."""
+    program = """
+import os, torch
+torch.set_num_threads(2)
+x = torch.rand(400, 400)
+x @ x, torch.exp(x)
+if not (child := os.fork()):
+    from minimodel.delta_rule import kda, native
+    native.WORTH_A_THREAD = 1
+    x = [torch.full((1, 64, 4, 16), n) for n in (0.1, 0.2, 0.3, -1.0)] + [torch.full((1, 64, 4), 0.5)]
+    kda(*x, backend="native")
+    os._exit(0 if native.team().value is None else 3)
+from minimodel.delta_rule import native
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or (4 if native.team().value is None else 0))
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=300)
