@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -117,6 +118,16 @@ def _open(path: Path) -> safe_open:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"checkpoint file {path} is truncated or corrupted ({error})") from None
+
+
+def check_writable(folder: str | Path, name: str = "folder") -> None:
+    """Make a folder and try to write into it, before hours of work go there. Raises ValueError, one sentence that begins with ``name``."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"{name}: {folder} can't be written as a folder ({error.strerror or error})") from None
 
 
 class Staging:

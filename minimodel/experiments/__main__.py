@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from minimodel.experiments import NAMES, Experiment, load_experiment, load_results
 from minimodel.experiments.report import page, table
 from minimodel.experiments.runner import Outcome, run
-from minimodel.experiments.store import STORED, UNIT, Results, load_unit, merged, save_results
+from minimodel.experiments.store import STORED, UNIT, Results, UnitResult, is_current, load_unit, merged, save_results
+from minimodel.train.loop import Diverged, set_threads
 
 PAGE = Path("docs/evidence.md")
 
@@ -43,28 +43,30 @@ def main(arguments: list[str] | None = None) -> None:
         if options.command == "list":
             show_list()
         elif options.command == "run":
-            if options.threads is not None and options.threads < 1:
-                raise ValueError(f"--threads must be at least 1, got {options.threads}")
-            if options.threads:
-                torch.set_num_threads(options.threads)
+            set_threads(options.threads)
             experiment = load_experiment(options.name)
             command = shlex.join([*p.prog.split(), *arguments])
             outcome = run(experiment, runs=options.runs, arms=options.arms, seeds=options.seeds, minutes=options.budget, command=command)
             show_outcome(experiment, outcome, options.runs)
         else:
+            if options.collect and not options.collect.is_dir():
+                raise ValueError(f"--collect: {options.collect} is no folder")
             for name in NAMES if options.collect else ():
                 collect(load_experiment(name), options.collect)
+            for name in NAMES:
+                stored(load_experiment(name))  # names what the page leaves out
             options.page.write_text(page(), encoding="utf-8")
             print(f"wrote {options.page}")
     except KeyboardInterrupt:
         raise SystemExit(f"{p.prog}: stopped; the same command goes on from the last checkpoint") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, Diverged) as error:
         raise SystemExit(f"{p.prog}: {error}") from None
 
 
 def show_list() -> None:
     for name in NAMES:
-        experiment, results = load_experiment(name), stored(name)
+        experiment = load_experiment(name)
+        results = stored(experiment)
         units = 0 if results is None else len(results.units)
         print(f"{name:10} {experiment.question}\n{'':10} {len(experiment.arms)} arms, {units} stored runs")
 
@@ -75,7 +77,7 @@ def show_outcome(experiment: Experiment, outcome: Outcome, runs: Path) -> None:
     if outcome.done:
         print(table(experiment, Results(experiment.name, outcome.done), title=f"run here ({runs / experiment.name})"))
     here = {(u.arm, u.seed) for u in outcome.done}
-    results = stored(experiment.name)
+    results = stored(experiment)
     rest = [] if results is None else [u for u in results.units if (u.arm, u.seed) not in here]
     if rest:
         print(table(experiment, Results(experiment.name, tuple(rest)), title="stored with the course"))
@@ -84,22 +86,36 @@ def show_outcome(experiment: Experiment, outcome: Outcome, runs: Path) -> None:
 
 
 def collect(experiment: Experiment, runs: Path) -> None:
-    """Take an experiment's finished runs into the package; stored runs of an older definition leave it."""
+    """Take an experiment's finished runs into the package. Runs of an older definition leave it, once there is another."""
     found = [load_unit(path) for path in sorted((runs / experiment.name).glob(f"*/*/{UNIT}"))]
-    results = merged(experiment, stored(experiment.name), found)
+    name_outdated(experiment, found, "not taken")
+    old = load_results(experiment.name, STORED) if (STORED / f"{experiment.name}.json").exists() else None
+    results = merged(experiment, old, found)
     if results.units:
+        name_outdated(experiment, old.units if old else (), "dropped")
         print(f"{save_results(results, STORED)}: {len(results.units)} runs")
-    else:
-        (STORED / f"{experiment.name}.json").unlink(missing_ok=True)
 
 
-def stored(name: str) -> Results | None:
-    """What the package holds of an experiment; None where nothing was stored yet."""
-    return load_results(name, STORED) if (STORED / f"{name}.json").exists() else None
+def name_outdated(experiment: Experiment, units: Sequence[UnitResult], fate: str) -> None:
+    for u in units:
+        if not is_current(experiment, u):
+            print(f"{experiment.name}: {fate}: {u.arm}, seed {u.seed}, of another definition ({u.fingerprint})")
+
+
+def stored(experiment: Experiment) -> Results | None:
+    """What the package holds of today's definition of an experiment; None where nothing was stored yet."""
+    if not (STORED / f"{experiment.name}.json").exists():
+        return None
+    results = load_results(experiment.name, STORED)
+    name_outdated(experiment, results.units, "stored, but not shown")
+    return merged(experiment, results, [])
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes whole numbers with commas between them, as in 0,1, got {text!r}") from None
 
 
 if __name__ == "__main__":

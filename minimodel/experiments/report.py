@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minimodel.experiments import NAMES, load_experiment, load_results
 from minimodel.experiments.definition import Bars, Experiment, Finding, Published
-from minimodel.experiments.store import STORED, Results, mean
+from minimodel.experiments.store import STORED, Results, mean, merged
 from minimodel.formats import format_digits, format_probability, plural
 
 VERDICTS = {True: "agrees", False: "**does not agree**", None: "open"}
@@ -12,7 +12,8 @@ VERDICTS = {True: "agrees", False: "**does not agree**", None: "open"}
 
 def page() -> str:
     """The whole page."""
-    found = [(load_experiment(name), load_results(name) if (STORED / f"{name}.json").exists() else None) for name in NAMES]
+    experiments = [load_experiment(name) for name in NAMES]
+    found = [(e, merged(e, load_results(e.name), []) if (STORED / f"{e.name}.json").exists() else None) for e in experiments]
     rows = "\n".join(_summary(experiment, results) for experiment, results in found)
     sections = "\n".join(section(experiment, results) for experiment, results in found)
     return f"""# Evidence

@@ -13,7 +13,7 @@ from torch import Tensor
 from minimodel.experiments.definition import Curve, Experiment
 from minimodel.experiments.store import UNIT, UnitResult, load_unit, mean, save_unit, surroundings
 from minimodel.model import K3ForCausalLM
-from minimodel.tensor_files import Staging
+from minimodel.tensor_files import Staging, check_writable
 from minimodel.train import train
 
 POINTS = 40  # of a stored training curve
@@ -47,17 +47,19 @@ def run(
         minutes: wall-clock budget; a unit that is not done then is saved and left.
         command: written into the results.
 
-    Raises: ValueError for an unknown arm, a negative seed or budget, and a folder that holds something else or is damaged.
+    Raises: ValueError for an unknown arm, a negative seed or budget, and a folder that can't be written, holds something
+    else or is damaged.
     """
     arms = list(experiment.arms) if arms is None else list(arms)
     seeds = list(experiment.seeds) if seeds is None else list(seeds)
     for arm in arms:
         if arm not in experiment.arms:
             raise ValueError(f"arms: {experiment.name} has {', '.join(experiment.arms)}, got {arm!r}")
-    if not seeds or min(seeds) < 0:
-        raise ValueError(f"seeds must be whole numbers from 0, got {seeds}")
+    if not seeds or min(seeds) < 0 or max(seeds) >= 2**32:
+        raise ValueError(f"seeds must be whole numbers from 0 to {2**32 - 1}, got {seeds}")
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be positive, got {minutes}")
+    check_writable(runs, "runs")
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     done, left = [], []
     units = [(arm, seed) for seed in seeds for arm in arms]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 
@@ -71,7 +72,11 @@ def load_results(name: str, folder: Path | None = None) -> Results:
     path = (STORED if folder is None else folder) / f"{name}.json"
     if not path.exists():
         raise ValueError(f"name: no results of the experiment {name!r} are stored at {path}")
-    return Results(name, tuple(_unit(path, entry) for entry in _json(path, list)))
+    units = tuple(_unit(path, entry, f"entry {i}: ") for i, entry in enumerate(_json(path, list)))
+    for i, unit in enumerate(units):
+        if (unit.arm, unit.seed) in [(u.arm, u.seed) for u in units[:i]]:
+            raise _damaged(path, f"entry {i}: {unit.arm}, seed {unit.seed} is there twice")
+    return Results(name, units)
 
 
 def load_unit(path: Path) -> UnitResult:
@@ -92,12 +97,16 @@ def save_results(results: Results, folder: Path = STORED) -> Path:
     return path
 
 
+def is_current(experiment: Experiment, unit: UnitResult) -> bool:
+    """Whether a run is of this definition of the experiment, and of one of its arms."""
+    return unit.arm in experiment.arms and unit.fingerprint == experiment.fingerprint(unit.arm)
+
+
 def merged(experiment: Experiment, old: Results | None, new: list[UnitResult]) -> Results:
     """New runs take the place of old ones of the same arm and seed; runs of another definition are dropped."""
-    by_key = {(u.arm, u.seed): u for u in [*(old.units if old else ()), *new]}
+    by_key = {(u.arm, u.seed): u for u in [*(old.units if old else ()), *new] if is_current(experiment, u)}
     arms = list(experiment.arms)
-    kept = [u for u in by_key.values() if u.arm in arms and u.fingerprint == experiment.fingerprint(u.arm)]
-    return Results(experiment.name, tuple(sorted(kept, key=lambda u: (arms.index(u.arm), u.seed))))
+    return Results(experiment.name, tuple(sorted(by_key.values(), key=lambda u: (arms.index(u.arm), u.seed))))
 
 
 def surroundings(command: str) -> dict[str, str | int]:
@@ -120,15 +129,59 @@ def _json(path: Path, kind: type) -> list | dict:
         if not isinstance(data, kind):
             raise ValueError(f"it holds no {kind.__name__}")
     except (OSError, ValueError) as error:  # json's and unicode's errors are ValueErrors
-        raise ValueError(f"result file {path} is damaged ({error}): delete it to measure again") from None
+        raise _damaged(path, error) from None
     return data
 
 
-def _unit(path: Path, entry: object) -> UnitResult:
+def _unit(path: Path, entry: object, where: str = "") -> UnitResult:
+    """A run as it was read. Raises ValueError for fields that are missing or unknown, and for one that is not what it should be."""
     names = {f.name for f in fields(UnitResult)}
-    if not isinstance(entry, dict) or entry.keys() != names or not isinstance(entry["scores"], dict):
-        raise ValueError(f"result file {path} is damaged (an entry does not have the fields {sorted(names)}): delete it to measure again")
+    if not isinstance(entry, dict) or entry.keys() != names:
+        raise _damaged(path, f"{where}it does not have the fields {sorted(names)}")
+    for name, (is_fine, words) in FIELDS.items():
+        if not is_fine(entry[name]):
+            raise _damaged(path, f"{where}{name} must be {words}, got {shorten(json.dumps(entry[name]), 60, placeholder=' ...')}")
     return UnitResult(**entry)
+
+
+def _damaged(path: Path, what: object) -> ValueError:
+    return ValueError(f"result file {path} is damaged ({what}): delete it to measure again")
+
+
+def _whole(least: int) -> Callable[[object], bool]:
+    return lambda x: type(x) is int and x >= least
+
+
+def _number(x: object) -> bool:
+    return type(x) in (int, float) and abs(x) < math.inf  # not a bool, nor NaN
+
+
+def _text(x: object) -> bool:
+    return isinstance(x, str) and bool(x)
+
+
+def _curve(x: object) -> bool:
+    if not isinstance(x, dict) or x.keys() != {"x", "y"} or not all(isinstance(values, list) for values in x.values()):
+        return False
+    return len(x["x"]) == len(x["y"]) > 0 and all(_number(value) for values in x.values() for value in values)
+
+
+def _each(is_fine: Callable[[object], bool], least: int = 0) -> Callable[[object], bool]:
+    return lambda x: isinstance(x, dict) and len(x) >= least and all(is_fine(value) for value in x.values())
+
+
+def _run(x: object) -> bool:
+    texts, numbers = ("command", "versions", "processor"), ("threads", "seconds", "cpu_seconds")
+    return isinstance(x, dict) and all(isinstance(x.get(name), str) for name in texts) and all(_number(x.get(name)) for name in numbers)
+
+
+FIELDS = {
+    "arm": (_text, "a name"), "seed": (_whole(0), "a whole number from 0"), "steps": (_whole(1), "a whole number from 1"),
+    "lr": (lambda x: _number(x) and x > 0, "a positive number"), "optimizer": (_text, "a name"),
+    "parameters": (_whole(1), "a whole number from 1"), "tokens": (_whole(1), "a whole number from 1"), "fingerprint": (_text, "a name"),
+    "scores": (_each(_number, 1), "finite numbers by name"), "curves": (_each(_curve), "curves, each with as many finite x as y"),
+    "run": (_run, "command, versions and processor with the numbers threads, seconds and cpu_seconds"),
+}  # fmt: skip
 
 
 def _rounded(x):

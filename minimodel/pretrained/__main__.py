@@ -18,6 +18,8 @@ from minimodel.io import from_pretrained, save_pretrained
 from minimodel.model import K3ForCausalLM
 from minimodel.pretrained import FOLDER, load_pretrained
 from minimodel.tasks import meeting
+from minimodel.tensor_files import check_writable
+from minimodel.train.loop import Diverged, set_threads
 
 QUESTIONS = 16  # blanks at the end of a note
 
@@ -93,20 +95,51 @@ def main(arguments: list[str] | None = None) -> None:
     tools.add_argument("--only", choices=toolbox.TECHNIQUES, help="train one technique's model")
     tools.add_argument("--threads", type=int, help="CPU threads")
     options = parser.parse_args(arguments)
+    try:
+        run(options)
+    except (ValueError, OSError, Diverged) as error:
+        raise SystemExit(f"{parser.prog}: {error}") from None
+
+
+def load(folder: Path) -> K3ForCausalLM:
+    """A meeting model from a folder. Raises ValueError, with a hint where the folder is that of a run."""
+    try:
+        model = from_pretrained(folder)
+    except ValueError as error:
+        meant = next((path for path in (folder / "model", folder.parent) if (path / "config.json").is_file()), None)
+        raise ValueError(f"{error}{f'; the model is in {meant}' if meant else ''}") from None
+    if model.config.vocab_size != len(meeting.VOCABULARY):
+        raise ValueError(f"folder {folder} has a model with {model.config.vocab_size} words, the notes have {len(meeting.VOCABULARY)}")
+    return model
+
+
+def read_log(run: Path) -> list[dict]:
+    """The rows of a run's log. Raises ValueError if it is missing or damaged."""
+    path = run / "log.jsonl"
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        if not all(isinstance(row, dict) and type(row.get("step")) is int for row in rows):
+            raise ValueError("a line is no row of a log")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"runs: {path} can't be read as the log of a run ({error})") from None
+    return rows
+
+
+def run(options: argparse.Namespace) -> None:
     if options.command == "toolbox":
-        if options.threads:
-            torch.set_num_threads(options.threads)
+        set_threads(options.threads)
+        check_writable(FOLDER / "toolbox")
         for technique in [options.only] if options.only else toolbox.TECHNIQUES:
             toolbox.publish(technique, *toolbox.train_toolbox(technique, options.runs / technique))
         return
     if options.command == "score":
-        print(json.dumps(scores(from_pretrained(options.folder) if options.folder else load_pretrained()), indent=1))
+        print(json.dumps(scores(load(options.folder) if options.folder else load_pretrained()), indent=1))
         return
-    model, log = from_pretrained(options.runs[-1] / "model"), []
-    for run in options.runs:
-        rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-        log += [{**row, "step": len(log) + row["step"]} for row in rows]
+    model, log = load(options.runs[-1] / "model"), []
+    for folder in options.runs:
+        log += [{**row, "step": len(log) + row["step"]} for row in read_log(folder)]
     target = FOLDER / "meeting"
+    check_writable(target)  # scoring takes minutes
     result = scores(model)
     save_pretrained(model, target)
     keep = ("step", "loss", "accuracy_1", "accuracy_8")

@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-import torch
-
 from minimodel.io import save_pretrained
+from minimodel.tensor_files import check_writable
+from minimodel.train.loop import Diverged, set_threads
 from minimodel.train.meeting import NOTES, train_meeting
 from minimodel.train.text import PRESETS, train_text
 
@@ -54,19 +54,20 @@ def main(arguments: list[str] | None = None) -> None:
     for name in other:
         if getattr(options, name) is not None:
             p.error(f"--{name.replace('_', '-')} does not go with {options.task or '--preset'}")
-    if options.threads:
-        torch.set_num_threads(options.threads)
     folder = options.out or Path("runs") / (options.task or options.preset)
     given = {name: getattr(options, name) for name in ("steps", "lr", "seed", *mine)}
     given = {name: value for name, value in given.items() if value is not None}
     try:
+        set_threads(options.threads)
+        if (folder / "model").exists():
+            check_writable(folder / "model", "--out")
         if options.task:
             model, log = train_meeting(folder, **{"steps": 2400, "projects": 8, **given})
         else:
             model, log = train_text(options.preset, folder, **given)
-    except (ValueError, MemoryError) as error:
+        save_pretrained(model, folder / "model")
+    except (ValueError, MemoryError, OSError, Diverged) as error:
         raise SystemExit(f"{p.prog}: {error}") from None
-    save_pretrained(model, folder / "model")
     print(f"saved {folder / 'model'}: {json.dumps(log[-1])}")
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,12 +21,17 @@ from tqdm import tqdm
 from minimodel.formats import format_count
 from minimodel.model import K3ForCausalLM
 from minimodel.muon import PerHeadMuon, parameter_groups
-from minimodel.tensor_files import load_safetensors, save_safetensors
+from minimodel.tensor_files import check_writable, load_safetensors, save_safetensors
 from minimodel.train.precision import MasterWeights
 
 Batch = Callable[[int], tuple[Tensor, Tensor]]
 CHECKPOINT = "checkpoint.safetensors"
 OPTIMIZERS = ("per_head_muon", "muon", "adamw")
+THREADS = 1024  # at most: far more than help, and fewer than a system refuses
+
+
+class Diverged(RuntimeError):
+    """The loss, its gradient or what a pass computes is no longer finite."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +94,16 @@ def train(
         evaluate: model -> scores, called every ``evaluate_every`` steps and at the end.
         stop: asked after every step; when it says True the run is saved and left. Its log is then shorter than ``recipe.steps``.
 
-    Raises: ValueError if ``folder`` holds another run or a damaged checkpoint (the model is then untouched); RuntimeError when the loss or
-    its gradient is no longer finite.
+    Raises: ValueError if ``folder`` can't be written, holds another run or a damaged checkpoint (the model is then untouched); Diverged, a
+    RuntimeError, when the loss or its gradient is no longer finite, or a later pass refuses what it is given.
     """
     if checkpoint_every < 1:
         raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
     for router in model.routers():
         router.forget()  # what an interrupted step had pooled
     folder = None if folder is None else Path(folder)
+    if folder is not None:
+        check_writable(folder)
     with MasterWeights(model, recipe.dtype and getattr(torch, recipe.dtype)) as masters:
         optimizer = _optimizer(masters, recipe)
         first, log = 0, []
@@ -105,12 +113,14 @@ def train(
         for step in bar:
             started = time.perf_counter()
             ids, labels = batch(step)
-            row = {"step": step, "lr": recipe.lr_at(step), **_step(masters, optimizer, recipe, step, ids, labels)}
+            with _told(f"step {step}", recipe, log):
+                row = {"step": step, "lr": recipe.lr_at(step), **_step(masters, optimizer, recipe, step, ids, labels)}
             speed = ids.numel() / (time.perf_counter() - started)  # shown, not logged: a log holds what a repeated run would repeat
             last = step + 1 == recipe.steps
             if evaluate is not None and (last or (evaluate_every and (step + 1) % evaluate_every == 0)):
                 model.eval()
-                row |= evaluate(model)
+                with _told(f"the evaluation after step {step}", recipe, [*log, row]):
+                    row |= evaluate(model)
             log.append(row)
             shown = {name: f"{value:.4g}" for name, value in row.items() if name not in ("step", "lr", "grad_norm")}
             bar.set_postfix({**shown, "tokens/s": format_count(speed)})
@@ -121,6 +131,26 @@ def train(
                 break
     model.eval()
     return log
+
+
+def set_threads(threads: int | None) -> None:
+    """CPU threads of torch, as a command was asked for; None leaves torch's choice. Raises ValueError."""
+    if threads is not None:
+        if not 1 <= threads <= THREADS:
+            raise ValueError(f"--threads must lie in 1..{THREADS}, got {threads}")
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _told(what: str, recipe: Recipe, log: list[dict]) -> Iterator[None]:
+    """Weights that ran away can make a pass refuse its own numbers before there is a loss. What is wrong at the first step is not that."""
+    try:
+        yield
+    except ValueError as error:
+        if not log:
+            raise
+        loss = f"{log[-1]['loss']:.4g}"
+        raise Diverged(f"{what} failed after a loss of {loss} ({error}): lower lr={recipe.lr} or look at the batch") from error
 
 
 def _optimizer(masters: MasterWeights, recipe: Recipe) -> PerHeadMuon:
@@ -148,12 +178,12 @@ def _step(masters: MasterWeights, optimizer, recipe: Recipe, step: int, ids: Ten
         share = _asked(y) / asked  # the mean over a part's labels, weighed to give the mean over all
         value = loss.item()
         if not math.isfinite(value):
-            raise RuntimeError(f"loss is {value} at step {step}: lower lr={recipe.lr} or look at the batch")
+            raise Diverged(f"loss is {value} at step {step}: lower lr={recipe.lr} or look at the batch")
         (loss * share).backward()
         total += value * share
     norm = torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
     if not bool(torch.isfinite(norm)):
-        raise RuntimeError(f"gradient norm is {norm.item()} at step {step}: lower lr={recipe.lr} or look at the batch")
+        raise Diverged(f"gradient norm is {norm.item()} at step {step}: lower lr={recipe.lr} or look at the batch")
     for group in optimizer.param_groups:
         group["lr"] = recipe.lr_at(step)
     optimizer.step()

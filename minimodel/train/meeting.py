@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -14,11 +15,13 @@ from torch import Tensor
 from minimodel.cache import FixedState
 from minimodel.config import K3Config
 from minimodel.io import from_pretrained
+from minimodel.kda import KimiDeltaAttention
 from minimodel.model import K3ForCausalLM
 from minimodel.tasks import meeting
 from minimodel.train.loop import Recipe, train
 
 NOTES = ("curriculum", "dense", "cold", "old")
+SEEDS = (-(2**31), 2**32 - 1)  # with the step they make a seed of 64 bits
 
 
 def train_meeting(
@@ -49,10 +52,12 @@ def train_meeting(
         raise ValueError(f"projects must lie in 1..8, got {projects}")
     if not 0 <= residue < float("inf"):
         raise ValueError(f"residue must be a finite number of at least 0, got {residue}")
+    if not SEEDS[0] <= seed <= SEEDS[1]:
+        raise ValueError(f"seed must lie in {SEEDS[0]}..{SEEDS[1]}, got {seed}")
     data = f"meeting notes, {notes}, seed {seed}, up to {projects} projects"
     data += f", residue {residue:g}" if residue else ""
-    data += ", from a trained model" if start else ""
-    model = from_pretrained(start) if start else K3ForCausalLM(K3Config.meeting(), seed=seed)
+    model = _started(start, residue) if start else K3ForCausalLM(K3Config.meeting(), seed=seed)
+    data += f", from a trained model ({_fingerprint(model)})" if start else ""
     noise = torch.Generator()
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -73,6 +78,33 @@ def train_meeting(
     with used_memory(model, residue, noise):
         log = train(model, batch, recipe, folder=folder, evaluate=scores, evaluate_every=every, progress=progress)
     return model, log
+
+
+def _started(start: str | Path, residue: float) -> K3ForCausalLM:
+    """The model to go on from. Raises ValueError for one that can't be trained on these notes."""
+    try:
+        model = from_pretrained(start)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"start: {error}") from None
+    if model.config.vocab_size != len(meeting.VOCABULARY):
+        raise ValueError(
+            f"start: the model in {start} has a vocabulary of {model.config.vocab_size}, the meeting notes one of {len(meeting.VOCABULARY)}"
+        )
+    if residue and not isinstance(model.model.layers[0].self_attn, KimiDeltaAttention):
+        raise ValueError(
+            f"start: residue={residue:g} fills the memory of a first layer with KDA, and that of the model in {start} is "
+            f"{type(model.model.layers[0].self_attn).__name__}"
+        )
+    return model
+
+
+def _fingerprint(model: K3ForCausalLM) -> str:
+    """Of the weights: two starts of one config are two runs."""
+    digest = sha256()
+    for name, x in sorted(model.state_dict().items()):
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        digest.update(x.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
 
 
 @contextmanager

@@ -61,6 +61,8 @@ def train_text(
     for name, value in (("rows", rows), ("accumulate", accumulate)):
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed must be a whole number of 64 bits, got {seed}")
     if rows % accumulate:
         raise ValueError(f"accumulate={accumulate} must divide rows={rows}")
     place = _device(device)

@@ -302,21 +302,83 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "stored with the course" in said and "left: " in said
     monkeypatch.setattr(command, "load_experiment", lambda name: dataclasses.replace(tiny(name, arms=2), version=99))
-    main(["report", "--collect", str(tmp_path / "nothing"), "--page", str(tmp_path / "page.md")])
-    assert not (tmp_path / "stored/muon.json").exists()  # runs of an older definition
+    before = (tmp_path / "stored/muon.json").read_bytes()
+    with pytest.raises(SystemExit, match="--collect: .*typo is no folder"):
+        main(["report", "--collect", str(tmp_path / "typo"), "--page", str(tmp_path / "page.md")])
+    capsys.readouterr()
+    main(["report", "--collect", str(tmp_path / "runs"), "--page", str(tmp_path / "page.md")])
+    said = capsys.readouterr().out
+    for arm in tiny(arms=2).arms:  # runs of an older definition: named, not shown, and still there
+        assert f"muon: not taken: {arm}, seed 0, of another definition" in said and f"muon: stored, but not shown: {arm}, seed 0" in said
+    assert (tmp_path / "stored/muon.json").read_bytes() == before
+    first, second = json.loads(before)
+    (tmp_path / "stored/muon.json").write_text(json.dumps([first, {**second, "fingerprint": "old"}]))
+    monkeypatch.setattr(command, "load_experiment", lambda name: tiny(name, arms=2))
+    (tmp_path / "none").mkdir()
+    main(["report", "--collect", str(tmp_path / "none"), "--page", str(tmp_path / "page.md")])
+    assert f"muon: dropped: {second['arm']}, seed 0, of another definition (old)" in capsys.readouterr().out
+    assert json.loads((tmp_path / "stored/muon.json").read_text()) == [first]
+
+
+@pytest.mark.parametrize("field, value", [
+    ("arm", ""), ("seed", "0"), ("seed", -1), ("seed", True), ("steps", "9"), ("steps", 1.5), ("lr", 0), ("lr", None), ("optimizer", 1),
+    ("parameters", 0), ("tokens", None), ("fingerprint", None), ("scores", {}), ("scores", []), ("scores", {"loss": float("nan")}),
+    ("scores", {"loss": "low"}), ("curves", None), ("curves", {"loss": None}), ("curves", {"loss": {"x": [1.0], "y": [1.0, 2.0]}}),
+    ("curves", {"loss": {"x": [1.0], "y": [float("inf")]}}), ("run", None), ("run", {}), ("run", {"command": 1}),
+])  # fmt: skip
+def test_a_stored_result_of_the_wrong_type_is_one_sentence(field, value, tmp_path):
+    entries = json.loads((STORED / "muon.json").read_text())[:2]
+    entries[1][field] = value
+    (tmp_path / "muon.json").write_text(json.dumps(entries))
+    with pytest.raises(ValueError, match=rf"^result file .*muon.json is damaged \(entry 1: {field} must be [^\n]*\): delete it"):
+        load_results("muon", tmp_path)
+
+
+def test_a_stored_result_that_is_there_twice(tmp_path):
+    entries = json.loads((STORED / "muon.json").read_text())
+    (tmp_path / "muon.json").write_text(json.dumps([*entries, entries[0]]))
+    with pytest.raises(ValueError, match=rf"muon.json is damaged \(entry {len(entries)}: {entries[0]['arm']}, seed 0 is there twice\)"):
+        load_results("muon", tmp_path)
+
+
+def test_a_run_of_another_definition_is_not_on_the_page(monkeypatch, tmp_path):
+    import minimodel.experiments.report as report
+
+    entries = json.loads((STORED / "muon.json").read_text())
+    strange = [{**entries[0], "fingerprint": "foreign"}, {**entries[1], "arm": "sgd"}]
+    for folder, what in (("whole", entries), ("strange", strange)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "muon.json").write_text(json.dumps(what))
+    monkeypatch.setattr(report, "NAMES", ("muon",))
+    for folder, missing in (("whole", False), ("strange", True)):
+        monkeypatch.setattr(report, "STORED", tmp_path / folder)
+        monkeypatch.setattr(report, "load_results", lambda name, folder=folder: load_results(name, tmp_path / folder))
+        assert ("Not run yet" in page()) == missing
 
 
 @pytest.mark.parametrize("arguments, words", [
     (["run", "muon", "--budget", "0"], "minutes must be positive, got 0.0"),
     (["run", "muon", "--seeds", "-1"], "seeds must be whole numbers from 0"),
     (["run", "muon", "--arms", "sgd"], "arms: muon has per_head_muon-0.004, .* got 'sgd'"),
-    (["run", "muon", "--threads", "0"], "--threads must be at least 1, got 0"),
+    (["run", "muon", "--seeds", "99999999999999999999999"], "seeds must be whole numbers from 0 to 4294967295"),
+    (["run", "muon", "--threads", "0"], "--threads must lie in 1..1024, got 0"),
+    (["run", "muon", "--threads", "999999999999"], "--threads must lie in 1..1024, got 999999999999"),
 ])  # fmt: skip
 def test_wrong_commands_end_with_one_sentence(arguments, words, tmp_path):
     if arguments[2] == "--seeds":
-        arguments = [*arguments[:2], "--seeds=-1"]
+        arguments = [*arguments[:2], f"--seeds={arguments[3]}"]
     with pytest.raises(SystemExit, match=words):
         main([*arguments, "--runs", str(tmp_path)])
+
+
+@pytest.mark.bad_input
+def test_what_is_no_list_of_seeds_and_no_folder(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "muon", "--seeds", "x"])
+    assert "argument --seeds: takes whole numbers with commas between them, as in 0,1, got 'x'" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="runs: .*file can't be written as a folder"):
+        main(["run", "muon", "--runs", str(tmp_path / "file")])
 
 
 @pytest.mark.bad_input

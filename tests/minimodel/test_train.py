@@ -11,6 +11,7 @@ from minimodel.config import LinearAttnConfig
 from minimodel.tensor_files import load_safetensors, save_safetensors
 from minimodel.train import Recipe, train
 from minimodel.train.__main__ import main
+from minimodel.train.loop import Diverged
 from tests.minimodel.common import tiny_config, tokens
 
 STEPS = 6
@@ -267,6 +268,20 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights():
         run(model)
     hook.remove()
     assert same(model, before)
+
+
+def test_weights_that_ran_away_stop_the_run_with_step_loss_and_rate():
+    """The operator refuses what they make of the next batch, before there is a loss."""
+    with pytest.raises(Diverged, match=r"^step 1 failed after a loss of [\d.]+ \(.*\): lower lr=1e\+30 or look at the batch$"):
+        run(new_model(), steps=3, lr=1e30)
+
+    def evaluate(model):
+        raise ValueError("q must be finite")
+
+    with pytest.raises(Diverged, match=r"^the evaluation after step 0 failed after a loss of [\d.]+ \(q must be finite\): lower lr=0.01"):
+        run(new_model(), steps=1, evaluate=evaluate)
+    with pytest.raises(ValueError, match="must lie in|range|integer"):  # at the first step it is the batch
+        run(new_model(), steps=1, batch=lambda step: (batch(0)[0] + 10**6,) * 2)
 
 
 # ---- wrong input ----
