@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from minimodel.checks.held import attempt, named
+
 
 def check(answer: Any, is_right: Callable[[Any], bool], hint: str) -> None:
     """Print whether an answer is right; a wrong one gets the hint.
@@ -17,8 +19,8 @@ def check(answer: Any, is_right: Callable[[Any], bool], hint: str) -> None:
     if answer is None:
         print("Your turn: nothing is filled in yet.")
         return
-    try:
-        verdict = "Right." if is_right(answer) else f"Not yet. {hint}"
-    except Exception as error:  # an answer of another kind than was asked for, half of a pair or a wrong shape for instance
-        verdict = f"Not yet: with this answer the check stops with {type(error).__name__}: {error}. {hint}"
-    print(verdict)
+    right, error = attempt(lambda: bool(is_right(answer)))
+    if error is not None:  # an answer of another kind than was asked for, half of a pair or a wrong shape for instance
+        print(f"Not yet: with this answer the check stops with {named(error)}. {hint}")
+    else:
+        print("Right." if right else f"Not yet. {hint}")

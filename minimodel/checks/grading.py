@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from minimodel.checks.called import called
+from minimodel.checks.held import attempt, message, named
+from minimodel.tasks import story
 
 Seed = int | str  # a number, or a word such as a student's name
 CASES = 5  # inputs a step is tried on
@@ -39,8 +41,12 @@ class NotYet(AssertionError):
 
 
 def seed_in_use() -> Seed:
-    """The seed of checks that are called without one: the environment variable ``K3_SEED``, or 0 where it is not set."""
-    return os.environ.get("K3_SEED") or 0
+    """The seed of checks that are called without one: the environment variable ``K3_SEED``, or 0 where it is not set.
+
+    Raises ValueError where it is not text.
+    """
+    seed = os.environ.get("K3_SEED")
+    return story.spelled(seed, "K3_SEED") if seed else 0
 
 
 class Draw:
@@ -49,7 +55,7 @@ class Draw:
     def __init__(self, step: str, seed: Seed, case: int) -> None:
         self.seed, self.case = seed, case
         self.dtype = torch.float32 if case == CASES - 1 else torch.float64
-        self._random = torch.Generator().manual_seed(zlib.crc32(f"{step}/{seed}/{case}".encode()))
+        self._random = torch.Generator().manual_seed(zlib.crc32(f"{step}/{story.spelled(seed)}/{case}".encode()))
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self._random, dtype=torch.float64).to(self.dtype)
@@ -152,20 +158,21 @@ class Step:
         """What is wrong with ``mine``; None if it is right."""
         if not callable(mine):
             return NotYet(f"{self.name}: not yet. Give the function itself, not what it returns; got a {type(mine).__name__}.")
-        theirs = [self._try(mine, case, seed) for case in range(CASES)]
+        given = [self.inputs(case, seed) for case in range(CASES)]
+        theirs = [self._try(mine, inputs) for inputs in given]
         right = [self._results(self.reference, case, seed) for case in range(CASES)]
         wrong = next((case for case in range(CASES) if self._difference(theirs[case], right[case])), None)
         if wrong is None:
-            changed = self._changed_input(mine, seed)
+            changed = self._changed_input(given, seed)
             if changed is None:
                 return None
             return NotYet(
                 f"{self.name}: not yet. The results are right, but your function writes over its input {changed}. "
                 "Make a new tensor: whoever called may still need the old one."
             )
-        error = theirs[wrong] if isinstance(theirs[wrong], Exception) else None
+        error = theirs[wrong] if isinstance(theirs[wrong], BaseException) else None
         if isinstance(error, NotImplementedError):
-            missing = f"`{error}`" if str(error) else "A function that it calls"  # nbgrader's stub does not say which
+            missing = f"`{message(error)}`" if message(error) else "A function that it calls"  # nbgrader's stub does not say which
             return NotYet(
                 f"{self.name}: not yet. {missing} is not written: put your lines in place of `raise NotImplementedError`, "
                 "run that cell, then this one again."
@@ -193,37 +200,35 @@ class Step:
         return []
 
     def _results(self, function: Callable, case: int, seed: Seed) -> tuple:
-        results = self._run(function, *self.inputs(case, seed).values())
+        return self._called(function, self.inputs(case, seed))
+
+    def _called(self, function: Callable, inputs: dict[str, Any]) -> tuple:
+        results = self._run(function, *inputs.values())
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
-    def _try(self, function: Callable, case: int, seed: Seed) -> tuple | Exception:
-        """What a function gives on a case: its results, or the error that stopped it."""
-        try:
-            return self._results(function, case, seed)
-        except Exception as error:
-            return error
+    def _try(self, function: Callable, inputs: dict[str, Any]) -> tuple | BaseException:
+        """What a function gives: its results, or the error that stopped it."""
+        results, error = attempt(self._called, function, inputs)
+        return results if error is None else error
 
     def _obeys(self, law: Law, mine: Callable, case: int, seed: Seed) -> bool:
-        try:
-            return bool(law.holds(mine, *self.inputs(case, seed).values()))
-        except Exception:  # it ran on the inputs as they were, so it broke on the law's own
-            return False
+        holds, error = attempt(lambda: bool(law.holds(mine, *self.inputs(case, seed).values())))
+        return error is None and holds  # it ran on the inputs as they were, so an error comes from the law's own
 
-    def _changed_input(self, mine: Callable, seed: Seed) -> str | None:
-        given, fresh = self.inputs(0, seed), self.inputs(0, seed)
-        self._run(mine, *given.values())
-        for name, value in fresh.items():
-            pairs = [(given[name][key], x) for key, x in value.items()] if isinstance(value, dict) else [(given[name], value)]
-            if any(isinstance(x, Tensor) and not torch.equal(mine.detach(), x.detach()) for mine, x in pairs):
-                return name
+    def _changed_input(self, given: list[dict[str, Any]], seed: Seed) -> str | None:
+        """The name of an input that is no longer what it was before a learner's function had it."""
+        for case, inputs in enumerate(given):
+            for name, fresh in self.inputs(case, seed).items():
+                if not _unchanged(inputs[name], fresh):
+                    return name
         return None
 
-    def _slip_of(self, theirs: list[tuple | Exception], seed: Seed) -> Slip | None:
+    def _slip_of(self, theirs: list[tuple | BaseException], seed: Seed) -> Slip | None:
         """The slip whose outcome is theirs on every case; an error matches an error, but something must have run."""
-        if all(isinstance(outcome, Exception) for outcome in theirs):
+        if all(isinstance(outcome, BaseException) for outcome in theirs):
             return None
         for slip in self.slips:
-            if not any(self._difference(theirs[case], self._try(slip.function, case, seed)) for case in range(CASES)):
+            if not any(self._difference(theirs[case], self._try(slip.function, self.inputs(case, seed))) for case in range(CASES)):
                 return slip
         return None
 
@@ -232,11 +237,11 @@ class Step:
         drawn = "" if str(seed) == "0" else f" with seed {seed}"  # who reads the verdict can have the same inputs again
         return f"On input {case + 1} of {CASES}{drawn} ({', '.join(sizes)}):"
 
-    def _difference(self, got: tuple | Exception, want: tuple | Exception) -> str | None:
+    def _difference(self, got: tuple | BaseException, want: tuple | BaseException) -> str | None:
         """What is different, in a sentence; None if nothing is."""
-        if isinstance(got, Exception) or isinstance(want, Exception):
-            if isinstance(got, Exception):
-                return None if isinstance(want, Exception) else f"your function stopped with {_told(got)}"
+        if isinstance(got, BaseException) or isinstance(want, BaseException):
+            if isinstance(got, BaseException):
+                return None if isinstance(want, BaseException) else f"your function stopped with {_told(got)}"
             return "your function returned where it should have stopped."
         if _is_nothing(got):
             return f"it returned nothing (None): is its `return` missing? Asked for: {', '.join(self.outputs)}."
@@ -247,31 +252,59 @@ class Step:
                 return f"it returned a {type(x).__name__}; asked for: {', '.join(self.outputs)}."
         if len(want) != len(got):
             return "the number of results differs."
-        shapes = [getattr(x, "shape", ()) for x in (*got, *want)]
-        if shapes[: len(got)] == shapes[len(got) :]:
+        problem, error = attempt(self._first_problem, got, want)
+        return problem if error is None else f"its results cannot be read: {named(error)}. Asked for: {', '.join(self.outputs)}."
+
+    def _first_problem(self, got: tuple, want: tuple) -> str | None:
+        """Kinds before values: only what is of the right kind can be brought to the form in which values are compared."""
+        for compare in (_kind_difference, _value_difference):
+            for described, mine, right in zip(self.outputs, got, want, strict=True):
+                problem = compare(described, mine, right)
+                if problem:
+                    return problem
             got, want = self._alike(got), self._alike(want)
-        for described, mine, right in zip(self.outputs, got, want, strict=True):
-            problem = _value_difference(described, mine, right)
-            if problem:
-                return problem
         return None
 
 
-def _is_nothing(results: tuple | Exception) -> bool:
+def _is_nothing(results: tuple | BaseException) -> bool:
     return isinstance(results, tuple) and len(results) == 1 and results[0] is None
+
+
+def _unchanged(given: Any, fresh: Any) -> bool:
+    """Whether an input, and all that it holds, is as it was drawn."""
+    if isinstance(fresh, Tensor):
+        kept = isinstance(given, Tensor) and all(getattr(given, a) == getattr(fresh, a) for a in ("layout", "device", "dtype", "shape"))
+        return kept and torch.equal(given.detach(), fresh.detach())
+    if type(given) is not type(fresh):
+        return False
+    if isinstance(fresh, dict):
+        return given.keys() == fresh.keys() and all(_unchanged(given[key], value) for key, value in fresh.items())
+    if isinstance(fresh, (list, tuple)):
+        return len(given) == len(fresh) and all(map(_unchanged, given, fresh))
+    return not isinstance(fresh, (int, float, str)) or given == fresh  # a function or a config is drawn anew: nothing to compare
+
+
+def _kind_difference(described: str, mine: Any, right: Any) -> str | None:
+    """Whether it is a tensor, with numbers that can be read, of the right shape and type."""
+    name, _, axes = described.partition(" ")
+    if not isinstance(right, Tensor):
+        return f"{name} is a tensor, it should be {_said(right)}, a plain {type(right).__name__}." if isinstance(mine, Tensor) else None
+    if not isinstance(mine, Tensor):
+        return f"{name} is a {type(mine).__name__}, it should be a tensor {axes}."
+    if mine.device != right.device or mine.layout != right.layout:
+        return f"{name} is a {_said(mine.layout)} tensor on {mine.device}, it should be a {_said(right.layout)} one on {right.device}."
+    if mine.shape != right.shape:
+        return f"{name} has shape {list(mine.shape)}, it should be {axes} = {list(right.shape)}."
+    if mine.dtype != right.dtype:
+        return f"{name} is {_said(mine.dtype)}, it should be {_said(right.dtype)}."
+    return None
 
 
 def _value_difference(described: str, mine: Any, right: Any) -> str | None:
     name, _, axes = described.partition(" ")
     if not isinstance(right, Tensor):
-        return None if mine == right and not isinstance(mine, Tensor) else f"{name} is {_said(mine)}, it should be {_said(right)}."
-    if not isinstance(mine, Tensor):
-        return f"{name} is a {type(mine).__name__}, it should be a tensor {axes}."
+        return None if mine == right else f"{name} is {_said(mine)}, it should be {_said(right)}."
     mine, right = mine.detach(), right.detach()
-    if mine.shape != right.shape:
-        return f"{name} has shape {list(mine.shape)}, it should be {axes} = {list(right.shape)}."
-    if mine.dtype != right.dtype:
-        return f"{name} is {_said(mine.dtype)}, it should be {_said(right.dtype)}."
     if not mine.is_floating_point():
         off = mine != right
         return f"{name} differs in {int(off.sum())} of {off.numel()} places; the first is {_place(off, axes)}." if bool(off.any()) else None
@@ -306,9 +339,9 @@ def _said(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value).removeprefix("torch.")
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """The error, and the learner's line that raised it."""
-    said = textwrap.shorten(str(error), 300, placeholder=" ...")
+    said = textwrap.shorten(named(error), 300, placeholder=" ...")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
     at = f", in {frames[-1].name} at `{frames[-1].line}`" if frames and frames[-1].line else ""
-    return f"{type(error).__name__}: {said.rstrip('. ')}{at}."
+    return f"{said.rstrip('. ')}{at}."

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import random
+import unicodedata
 from dataclasses import dataclass
 
 from minimodel.tasks.meeting import UPDATE, NoteWriter, decode, question
@@ -32,14 +33,25 @@ class Story:
         return f"{self.notes} {self.update} {self.question}"
 
 
+def spelled(seed: int | str, name: str = "seed") -> str:
+    """A seed as text, in one spelling (NFC): "ë" may be typed as one character or as two, and is the same student's.
+
+    Raises TypeError for a seed that is neither a whole number nor a string, ValueError for one that is not text; ``name`` is said then.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, str)):
+        raise TypeError(f"{name} must be a whole number or a string, got {type(seed).__name__}")
+    text = unicodedata.normalize("NFC", str(seed))
+    if any("\ud800" <= character <= "\udfff" for character in text):  # what Python makes of bytes that are no UTF-8
+        raise ValueError(f"{name} must be text in UTF-8, got {text!a}")
+    return text
+
+
 def tell(seed: int | str = 0) -> Story:
     """The story of a seed: a number, or any words such as a student's name. The same seed tells the same story everywhere.
 
-    Raises TypeError for a seed that is neither.
+    Raises TypeError for a seed that is neither, ValueError for one that is not text.
     """
-    if isinstance(seed, bool) or not isinstance(seed, (int, str)):
-        raise TypeError(f"seed must be a whole number or a string, got {type(seed).__name__}")
-    rng = random.Random(f"meeting/story/{seed}")
+    rng = random.Random(f"meeting/story/{spelled(seed)}")
     slot = rng.choice(SLOTS)
     while True:
         writer = NoteWriter(rng, 1)

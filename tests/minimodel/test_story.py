@@ -39,3 +39,16 @@ def test_the_trained_model_answers_every_story():
 def test_a_seed_is_a_number_or_a_word(seed):
     with pytest.raises(TypeError, match="seed must be a whole number or a string, got "):
         story.tell(seed)
+
+
+def test_a_name_has_one_story_however_its_accent_is_typed():
+    assert story.tell("Zoe\u0308") == story.tell("Zo\u00eb") != story.tell("Zoe")
+
+
+def test_a_seed_that_is_no_text_is_refused():
+    with pytest.raises(ValueError, match=r"seed must be text in UTF-8, got '\\udcff'"):
+        story.tell("\udcff")
+
+
+def test_plain_seeds_keep_their_stories():
+    assert story.tell("anna").answer == "5B" and story.tell("bela").answer == "Tuesday"  # docs/teaching.md shows them
