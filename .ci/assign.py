@@ -4,12 +4,15 @@
     python .ci/assign.py nbgrader FOLDER                 FOLDER/source/NAME/NAME.ipynb, for nbgrader generate_assignment
     python .ci/assign.py otter FOLDER                    FOLDER/NAME.ipynb, for otter assign
 
-FOLDER must be empty or new. With a seed, every starter of a release sets the environment variable K3_SEED, if nothing else has set it.
+FOLDER must be empty or new; if something fails, nothing is left of it. With a seed, every starter of a release sets the
+environment variable K3_SEED, if nothing else has set it.
 """
 import argparse
+import os
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import exercises
@@ -20,13 +23,44 @@ import notebooks
 ROOT = Path(__file__).resolve().parent.parent
 # what only an instructor needs: solutions, what they are made from, and the tests that read them
 KEPT_BACK = ("notebooks/exercises/solutions/", "notebooks/exercises/source/", "tests/test_exercise")
+# without git: what the course consists of at the top. Whatever else lies there, submissions for instance, is not for students
+COURSE = (".ci", ".gitignore", "CITATION.cff", "LICENSE", "Makefile", "README.md", "animations", "benchmarks", "constraints.txt", "docs",
+          "k3viz", "manim.cfg", "minimodel", "notebooks", "pyproject.toml", "tests")  # fmt: skip
+
+
+def files():
+    """The course's files: what git tracks or, in an archive that was downloaded, the course's folders without what .gitignore names."""
+    if (ROOT / ".git").exists() and shutil.which("git"):
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True)
+        if listed.returncode:
+            sys.exit(f"git cannot list the files of {ROOT}: {listed.stderr.decode(errors='replace').strip()}")
+        return [name for name in os.fsdecode(listed.stdout).split("\0") if name and (ROOT / name).exists()]
+    print("No git here: the course's own folders are copied, without what .gitignore names.")
+    lines = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    patterns = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
+    return sorted(path.relative_to(ROOT).as_posix() for name in COURSE for path in kept(ROOT / name, patterns))
+
+
+def kept(path, patterns):
+    """The files at and below a path that no pattern names. Of .gitignore's grammar: NAME, NAME/ (folders only), /NAME (at the top only)."""
+
+    def names_it(pattern):
+        anywhere = not pattern.startswith("/") or path.parent == ROOT
+        return anywhere and (path.is_dir() or not pattern.endswith("/")) and fnmatch(path.name, pattern.strip("/"))
+
+    if any(map(names_it, patterns)):
+        return
+    if path.is_dir():
+        for inner in path.iterdir():
+            yield from kept(inner, patterns)
+    elif path.is_file():
+        yield path
 
 
 def release(folder, seed=None):
-    """Copy every file that git tracks, without what is kept back."""
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    for name in filter(None, tracked):
-        if not name.startswith(KEPT_BACK) and (ROOT / name).exists():
+    """Copy the course's files, without what is kept back."""
+    for name in files():
+        if not name.startswith(KEPT_BACK):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     page = folder / "notebooks/exercises/README.md"
@@ -52,6 +86,14 @@ def otter(folder):
         (folder / f"{source.stem}.ipynb").write_text(notebooks.text(master(source)), encoding="utf-8")
 
 
+def printed(cell, source):
+    """What a check's cell in a stored solution has printed."""
+    text = "".join(output.get("text", "") for output in cell.outputs)
+    if not text:
+        sys.exit(f"{exercises.solution_path(source)} has a check without its output: run python .ci/exercises.py {source.stem[:2]} first")
+    return text
+
+
 def master(source):
     """A notebook in Otter Assign's format: raw cells begin and end questions, a check's printed line is what its test expects."""
     stored = nbformat.read(exercises.solution_path(source), as_version=4)
@@ -75,7 +117,7 @@ def master(source):
             mark("BEGIN TESTS")
         check, _, rest = text.partition("\n") if graded.get("grade") else (text, "", "")
         if graded.get("grade"):  # the verdict alone is the test: what else a check's cell shows differs with the seed
-            said = nbformat.v4.new_output("stream", name="stdout", text=cell.outputs[0].text.partition("\n")[0] + "\n")
+            said = nbformat.v4.new_output("stream", name="stdout", text=printed(cell, source).partition("\n")[0] + "\n")
             cells.append(nbformat.v4.new_code_cell(check, id=cell.id, outputs=[said], execution_count=cell.execution_count))
             mark("END TESTS")
             mark("END QUESTION")
@@ -87,6 +129,11 @@ def master(source):
     return nbformat.v4.new_notebook(metadata=notebooks.METADATA, cells=cells)
 
 
+def is_text(seed):
+    """Whether a seed is a word that a notebook can hold; a blank one would be taken for none by the checks."""
+    return bool(seed.strip()) and not any("\ud800" <= character <= "\udfff" for character in seed)
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("goal", choices=["release", "nbgrader", "otter"])
@@ -95,14 +142,29 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if options.seed is not None and options.goal != "release":
         parser.error("--seed goes with release; graders take the environment variable K3_SEED")
-    if options.folder.exists() and (not options.folder.is_dir() or any(options.folder.iterdir())):
-        sys.exit(f"folder {options.folder} is not empty: choose a new one")
-    options.folder.mkdir(parents=True, exist_ok=True)
-    if options.goal == "release":
-        release(options.folder, options.seed)
-    else:
-        {"nbgrader": nbgrader, "otter": otter}[options.goal](options.folder)
-    print(f"{options.folder}: {options.goal}, {len(exercises.SOURCES)} notebooks")
+    if options.seed is not None and not is_text(options.seed):
+        parser.error(f"--seed must be a number or a name in UTF-8 that is not blank, got {options.seed!a}")
+    exercises.require_sources()
+    folder = options.folder
+    try:
+        if folder.exists() and not folder.is_dir():
+            sys.exit(f"folder {folder} is a file: choose a new one")
+        if folder.exists() and any(folder.iterdir()):
+            sys.exit(f"folder {folder} is not empty: choose a new one")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"folder {folder} cannot be made: {error.strerror}")
+    try:
+        if options.goal == "release":
+            release(folder, options.seed)
+        else:
+            {"nbgrader": nbgrader, "otter": otter}[options.goal](folder)
+    except BaseException as error:  # half a course would look like a whole one
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            sys.exit(f"nothing was handed out: {error}")
+        raise
+    print(f"{folder}: {options.goal}, {len(exercises.SOURCES)} notebooks")
 
 
 if __name__ == "__main__":

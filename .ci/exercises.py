@@ -1,4 +1,7 @@
-"""`python .ci/exercises.py`: write the exercise notebooks, starters and solutions, from their one source. `make notebooks` calls it.
+"""Write the exercise notebooks, starters and solutions, from their one source. `make notebooks` calls it.
+
+    python .ci/exercises.py            all of them
+    python .ci/exercises.py 01 05      those of two sources, by number or name
 
 A source is a Python file in notebooks/exercises/source with cells in percent format: "# %%" begins code, "# %% [markdown]" text. Of a
 solution,
@@ -11,6 +14,7 @@ the starter keeps neither the markers nor what is between them; it raises NotImp
 stands for solutions of earlier notebooks. Solutions keep the markers and nbgrader's metadata, so they are what an instructor gives to
 nbgrader. They are run from top to bottom and stored with what they print; starters are stored as they are, not run.
 """
+import argparse
 import os
 import re
 import sys
@@ -93,7 +97,19 @@ def solution_path(source):
     return FOLDER / "solutions" / f"{source.stem}.ipynb"
 
 
-def main(names):
+def require_sources():
+    """End with a sentence in a copy that was made for students: everything here is made from what they don't get."""
+    if not SOURCES:
+        sys.exit(f"there is no exercise source in {FOLDER / 'source'}: a students' copy has none; run this in the full course")
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a source's name or number, 01 for instance (default: all)")
+    names = parser.parse_args(arguments).names
+    require_sources()
+    if unknown := [name for name in names if name not in {known for source in SOURCES for known in (source.stem, source.stem[:2])}]:
+        parser.error(f"unknown exercise {', '.join(unknown)}; there are {', '.join(source.stem for source in SOURCES)}")
     chosen = [source for source in SOURCES if not names or source.stem in names or source.stem[:2] in names]
     (FOLDER / "solutions").mkdir(exist_ok=True)
     for source in chosen:
@@ -110,4 +126,4 @@ def main(names):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

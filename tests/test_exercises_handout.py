@@ -1,5 +1,8 @@
 """What .ci/assign.py hands out: a students' copy without solutions, nbgrader's source folder, Otter's master notebooks."""
 import importlib.util
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -89,3 +92,89 @@ def test_a_seed_goes_with_a_release_only(tmp_path, capsys):
     with pytest.raises(SystemExit):
         assign.main(["otter", str(tmp_path / "new"), "--seed", "anna"])
     assert "--seed goes with release" in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+def said(capsys, *arguments):
+    """What a wrong call says; it must end with a status that is not zero."""
+    with pytest.raises(SystemExit) as stopped:
+        assign.main(list(map(str, arguments)))
+    assert stopped.value.code
+    return capsys.readouterr().err if isinstance(stopped.value.code, int) else stopped.value.code
+
+
+@pytest.mark.parametrize("seed, shown", [("", "''"), (" ", "' '"), ("\udcff", r"'\udcff'")])
+def test_a_seed_that_would_be_none_is_refused(seed, shown, tmp_path, capsys):
+    words = said(capsys, "release", tmp_path / "new", "--seed", seed)
+    assert f"--seed must be a number or a name in UTF-8 that is not blank, got {shown}" in words and not (tmp_path / "new").exists()
+
+
+def test_a_target_that_cannot_be_a_folder_is_told_in_one_sentence(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere/at/all")
+    assert said(capsys, "otter", tmp_path / "file").endswith("file is a file: choose a new one")
+    for target in (tmp_path / "file/sub", tmp_path / "link", tmp_path / ("long" * 100)):
+        assert said(capsys, "otter", target).startswith(f"folder {target} cannot be made: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+
+
+def test_nothing_half_written_stays(tmp_path, monkeypatch, capsys):
+    whole = exercises.solution_path
+    empty = tmp_path / f"{exercises.SOURCES[1].stem}.ipynb"
+    notebook = nbformat.read(whole(exercises.SOURCES[1]), as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+    nbformat.write(notebook, empty)
+    monkeypatch.setattr(exercises, "solution_path", lambda source: empty if source == exercises.SOURCES[1] else whole(source))
+    assert "has a check without its output: run python .ci/exercises.py 02 first" in said(capsys, "otter", tmp_path / "new")
+    empty.unlink()
+    for goal in ("otter", "nbgrader"):
+        assert said(capsys, goal, tmp_path / "new").startswith("nothing was handed out: ")
+        assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("arguments", [["assign.py", "release"], ["assign.py", "nbgrader"], ["assign.py", "otter"], ["exercises.py"]],
+                         ids=" ".join)  # fmt: skip
+def test_a_students_copy_says_that_it_cannot_hand_out(students, tmp_path, arguments):
+    script, *goal = arguments
+    command = [sys.executable, str(students / ".ci" / script), *goal, *([str(tmp_path / "new")] if goal else [])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "a students' copy has none" in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
+    assert not (tmp_path / "new").exists() and not (students / "notebooks/exercises/solutions").exists()
+
+
+@pytest.mark.parametrize("arguments, code, words", [(["99"], 2, "unknown exercise 99; there are 01_the_whiteboard, "), (["--help"], 0, "")])
+def test_the_maker_of_exercises_answers_a_wrong_name_and_a_call_for_help(arguments, code, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        exercises.main(arguments)
+    shown = capsys.readouterr()
+    assert stopped.value.code == code and words in shown.err and ("python .ci/exercises.py 01 05" in shown.out) == (code == 0)
+
+
+@pytest.fixture
+def archive(tmp_path, monkeypatch):
+    """A little course without .git, as a downloaded archive is, with what programs and an instructor leave in it."""
+    for name in ("minimodel/kda.py", "notebooks/exercises/README.md", "notebooks/exercises/solutions/01.ipynb", "tests/test_exercises.py",
+                 "tests/site/page.py", "minimodel/__pycache__/kda.pyc", "notebooks/media/film.mp4", "site/index.html", ".venv/lib/torch.py",
+                 "submitted/anna/01.ipynb", "docs/run.log"):  # fmt: skip
+        (tmp_path / "archive" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "archive" / name).write_text("text")
+    for name in assign.COURSE:
+        if not (tmp_path / "archive" / name).exists():
+            (tmp_path / "archive" / name).write_text("text")
+    shutil.copy2(ROOT / ".gitignore", tmp_path / "archive/.gitignore")
+    monkeypatch.setattr(assign, "ROOT", tmp_path / "archive")
+    return tmp_path
+
+
+def test_an_archive_without_git_hands_out_the_course_and_nothing_else(archive):
+    assign.main(["release", str(archive / "new")])
+    made = {path.relative_to(archive / "new").as_posix() for path in (archive / "new").rglob("*") if path.is_file()}
+    folders = {"minimodel", "notebooks", "tests", "docs"}
+    assert made == {"minimodel/kda.py", "notebooks/exercises/README.md", "tests/site/page.py"} | set(assign.COURSE) - folders
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists() or not shutil.which("git"), reason="compares with what git tracks")
+def test_what_is_handed_out_without_git_is_what_git_tracks_at_the_top():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    assert {name.partition("/")[0] for name in filter(None, os.fsdecode(listed).split("\0"))} == set(assign.COURSE)
