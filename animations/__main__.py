@@ -41,7 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
         for name, scene in known.items():
             print(f"{name}  ({Path(films.source(scene)).name})\n    {films.caption(scene)}")
         return
-    if not 1 <= options.jobs <= (most := os.cpu_count() or 1):
+    most = os.cpu_count() or 1
+    if not 1 <= options.jobs <= most:
         command = render if options.command == "render" else sheet
         command.error(f"--jobs must lie in 1..{most}, the number of this machine's cores, got {options.jobs}")
     if options.command == "sheet":

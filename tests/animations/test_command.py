@@ -37,6 +37,14 @@ def test_a_wrong_command_says_what_is_wrong(arguments, says, capsys):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["render", "--all"], ["sheet"]], ids=" ".join)
+@pytest.mark.parametrize("jobs", ["0", "-1", "100000"])
+def test_a_number_of_jobs_that_cannot_be_is_refused(arguments, jobs, capsys):
+    with pytest.raises(SystemExit):
+        command.main([*arguments, "--jobs", jobs])
+    assert f"--jobs must lie in 1..{os.cpu_count()}, the number of this machine's cores, got {jobs}" in capsys.readouterr().err
+
+
 @pytest.mark.scene
 @pytest.mark.parametrize("format", ["mp4", "webm", "gif", "png"])
 def test_render_writes_the_format_and_skips_what_is_up_to_date(format, tmp_path, monkeypatch, capsys):
