@@ -60,6 +60,8 @@ class Recipe:
         for name in ("lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if self.lr > 1e35:
+            raise ValueError(f"lr must be at most 1e35, or a step of the optimizer is too large for float32, got {self.lr}")
         for name in ("warmup", "final_lr"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")

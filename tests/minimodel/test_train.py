@@ -293,6 +293,7 @@ def test_weights_that_ran_away_stop_the_run_with_step_loss_and_rate():
     ({"steps": 2.5}, "steps must be an integer of at least 1, got 2.5"),
     ({"steps": 1, "lr": 0.0}, "lr must be positive and finite, got 0.0"),
     ({"steps": 1, "lr": math.nan}, "lr must be positive and finite, got nan"),
+    ({"steps": 1, "lr": 1e300}, "lr must be at most 1e35, or a step of the optimizer is too large for float32, got 1e+300"),
     ({"steps": 1, "optimizer": "sgd"}, "optimizer must be one of ('per_head_muon', 'muon', 'adamw'), got 'sgd'"),
     ({"steps": 1, "clip": -1.0}, "clip must be positive and finite, got -1.0"),
     ({"steps": 1, "warmup": 1.5}, "warmup must lie in [0, 1], got 1.5"),
