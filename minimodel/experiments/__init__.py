@@ -17,7 +17,7 @@ from minimodel.experiments.store import Results, load_results
 
 __all__ = ["NAMES", "Arm", "Experiment", "Results", "load_experiment", "load_results"]
 
-NAMES = ("toolbox", "twins", "ratio", "synthetic", "decays", "position", "residuals", "balancing", "muon", "four_bits")
+NAMES = ("toolbox", "twins", "ratio", "palindrome", "mqar", "stack", "decays", "position", "residuals", "balancing", "muon", "four_bits")
 
 
 def load_experiment(name: str) -> Experiment:

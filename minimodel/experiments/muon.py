@@ -84,7 +84,8 @@ EXPERIMENT = Experiment(
         f"{name}-{lr:g}": Arm(f"{label}, rate {lr:g}", BODY, optimizer=name, lr=lr)
         for lr in RATES for name, label in OPTIMIZERS.items()
     },
-    batch=batch, steps=200, lr=RATES[-1], measure=measure, lr_grid=f"every optimizer with each of {', '.join(f'{lr:g}' for lr in RATES)}",
+    batch=batch, steps=200, lr=RATES[-1], measure=measure, seeds=(0, 1, 2),
+    lr_grid=f"every optimizer with each of {', '.join(f'{lr:g}' for lr in RATES)}",
     shows=(
         Bars("training loss", "Training loss, mean of all steps", "less is learned sooner"),
         Bars("loss", "Held-out loss", "less is better"),

@@ -131,7 +131,7 @@ EXPERIMENT = Experiment(
         mixer: Arm(label, as_wide_as(plain(mixer, layers=2), Arm("", plain("kda", layers=2)).parameters))
         for mixer, label in LABELS.items()
     },
-    batch=batch, steps=250, lr=1.2e-2, measure=measure,
+    batch=batch, steps=250, lr=1.2e-2, measure=measure, seeds=(0, 1, 2),
     shows=(
         Bars("R2, trained", "Distance read from the state, R²", "1 is exact, 0 is a guess"),
         Bars("R2, untrained", "The same before training", "1 is exact, 0 is a guess"),

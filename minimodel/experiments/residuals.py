@@ -92,7 +92,7 @@ EXPERIMENT = Experiment(
         "block_1": Arm("Attention Residuals, blocks of 1 layer", PLAIN.replace(attn_res_block_size=1)),
         "block_2": Arm("Attention Residuals, blocks of 2 layers", PLAIN.replace(attn_res_block_size=2)),
     },
-    batch=batch, steps=200, lr=1.2e-2, measure=measure,
+    batch=batch, steps=200, lr=1.2e-2, measure=measure, seeds=(0, 1, 2),
     shows=(
         Bars("training loss", "Training loss, mean of all steps", "less is learned sooner"),
         Bars("loss", "Held-out loss", "less is better"),

@@ -53,7 +53,7 @@ def test_every_number_is_drawn_with_its_spread(name):
     curves = [t for t in figure.data if t.type == "scatter" and t.mode == "lines" and "spread" not in t.name]
     wanted = [c for p in experiment.shows if isinstance(p, Lines) for arm in experiment.arms for c in stored.curves(arm, p.curve)]
     assert len(curves) == len(wanted) / 2
-    assert len({(t.line.color, t.line.dash) for t in curves}) == len({t.name for t in curves}) or name == "synthetic"
+    assert len({(t.line.color, t.line.dash) for t in curves}) == len({t.name for t in curves})
 
 
 @pytest.mark.parametrize("name", NAMES)
