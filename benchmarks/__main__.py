@@ -64,9 +64,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     missing = find_peers(kind, options.no_peers, say)
     bench = Bench(options.threads, options.quick, missing, say)
-    sources = [*(ROOT / "minimodel").rglob("*.py"), *(ROOT / "minimodel").rglob("*.[ch]"), *(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks").glob("*.txt")]
+    model, here = ROOT / "minimodel", ROOT / "benchmarks"
+    sources = [*model.rglob("*.py"), *model.rglob("*.[ch]"), *here.glob("*.py"), *here.glob("*.txt")]
     why_not = why_not_native()
-    runs = {} if options.gpu else {'kda(backend="auto")': f'chunked, in torch, for "native" {why_not}' if why_not else "native, the C kernels"}
+    chosen = f'chunked, in torch, for "native" {why_not}' if why_not else "native, the C kernels"
+    runs = {} if options.gpu else {'kda(backend="auto")': chosen}
     versions = {"torch": torch.__version__, **runs}
     document = store.new(kind, threads=options.threads, quick=options.quick, versions=versions, sources=sources, missing=missing)
     name = "-".join([kind, *(["quick"] if options.quick else []), *sorted(options.only or [])])

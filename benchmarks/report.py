@@ -162,6 +162,7 @@ def _gpu(title: str, unit: str) -> Callable[[dict], list[Table]]:
 
 TABLES: dict[str, Callable[[dict], list[Table]]] = {
     "forward": _comparison("Forward", "T", lambda row: f"T = {row['T']}"),
+    "after_a_pause": _comparison("Forward: one call of ours after a pause", "T", lambda row: f"T = {row['T']}"),
     "forward_backward": _backward,
     "fresh_process": _fresh,
     "decode": _comparison("Decode: one token for B sessions", "B", lambda row: f"B = {row['B']}", with_limit=False),

@@ -22,6 +22,7 @@ from benchmarks.training import TOKENS
 
 PROBE = 1024  # the matrix product before and after every call
 GEMM = 2048  # the machine's large-GEMM rate
+SAMPLE = 8192  # tokens of a forward sample: short lengths are called several times in a row
 GRADIENT_TOKENS = 256  # gradients are compared with float64 autograd of the recurrence at this length
 STARTING = 300.0  # seconds that importing a library may take on a busy machine
 
@@ -161,7 +162,17 @@ def forward(bench: Bench) -> dict:
                 with g.reporting(who, f"forward, T = {T}"):
                     g.processes[who].ask("prepare", **sizes(shape))
                     errors[who] = g.check("forward", shape, who)
-            g.compare("forward", errors, T=T, flops=shape.flops())
+            g.compare("forward", errors, repeat=max(1, SAMPLE // T), T=T, flops=shape.flops())
+        return g.result()
+
+
+def after_a_pause(bench: Bench) -> dict:
+    """Ours alone, one call a sample: its threads sleep, and others' numbers are in the caches, when the clock starts."""
+    with group(bench) as g:
+        g.start({OURS: "ours"})
+        for T in (512, 2048) if bench.quick else (512, 2048, 8192, 65536):
+            g.processes[OURS].ask("prepare", **sizes(Shape(T)))
+            g.compare("forward", {OURS: g.check("forward", Shape(T), OURS)}, T=T, flops=Shape(T).flops())
         return g.result()
 
 
@@ -282,6 +293,6 @@ def step_profile(bench: Bench) -> dict:
 
 
 SECTIONS = {
-    "forward": forward, "forward_backward": forward_backward, "fresh_process": fresh_process, "decode": decode, "context": context,
-    "training": training, "step_profile": step_profile,
+    "forward": forward, "after_a_pause": after_a_pause, "forward_backward": forward_backward, "fresh_process": fresh_process,
+    "decode": decode, "context": context, "training": training, "step_profile": step_profile,
 }  # fmt: skip

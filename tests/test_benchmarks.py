@@ -369,8 +369,8 @@ def full_document(tmp_path):
         for (who, T), s in speeds.items()
     ]
     shares = [{"T": 512, "B": 4, "part": "delta rule", "share": 0.7}, {"T": 512, "B": 4, "part": "router", "share": 0.3}]
-    rows = {"forward": forward, "forward_backward": backward, "fresh_process": fresh, "decode": steps, "context": contexts,
-            "training": training, "step_profile": shares}
+    rows = {"forward": forward, "after_a_pause": [*map(dict, short)], "forward_backward": backward, "fresh_process": fresh,
+            "decode": steps, "context": contexts, "training": training, "step_profile": shares}
     document["sections"] = {name: {**SECTION, "rows": r, "seconds": 1.0} for name, r in rows.items()}
     return document
 
@@ -381,7 +381,7 @@ def holds(document):
 
 def test_all_targets_are_computed_and_hold(tmp_path):
     found = holds(full_document(tmp_path))
-    assert len(found) == 15 and all(found.values())
+    assert len(found) == 16 and all(found.values())
 
 
 @pytest.mark.parametrize("section, who, change, target", [
@@ -410,7 +410,10 @@ def test_a_longer_text_that_costs_more_a_token_is_not_flat(tmp_path):
     document["sections"]["forward"]["rows"][2]["best_ms"] *= 1.2
     document["sections"]["context"]["rows"][1]["best_ms"] *= 1.2
     failed = [what for what, ok in holds(document).items() if not ok]
-    assert failed == ["forward: time a token from T = 512 to 65536", "decode step after 1k to 1M tokens"]
+    flat = "forward: time a token from T = 512 to 65536"
+    assert failed == [f"{flat}, calls in a row", "decode step after 1k to 1M tokens"]
+    document["sections"]["after_a_pause"]["rows"][0]["best_ms"] *= 1.2
+    assert f"{flat}, one call after a pause" in [what for what, ok in holds(document).items() if not ok]
 
 
 def test_a_peer_with_wrong_results_is_shown_but_not_compared_with(tmp_path):
@@ -545,6 +548,20 @@ def test_a_real_step_is_split_into_its_parts_and_nothing_stays_wrapped():
     assert named <= set(found) <= named | {profiling.REST}
     assert all(vars(owner).get(name) is was for owner, name, was in before)
     assert "forward" not in vars(model.lm_head)
+
+
+# ---- the command ----
+def test_the_command_measures_what_is_asked_for_and_publishes_nothing(tmp_path, monkeypatch, capsys):
+    import benchmarks.__main__ as command
+
+    monkeypatch.setattr(command, "WORKING", tmp_path)
+    asked = []
+    sections = {name: lambda bench, name=name: asked.append((name, bench.quick)) or dict(SECTION) for name in ("forward", "context")}
+    monkeypatch.setattr(command, "SECTIONS", sections)
+    monkeypatch.setattr(command, "ROOT", tmp_path.parent)
+    assert command.main(["--quick", "--no-peers", "--only", "forward"]) == 0
+    document = store.read(tmp_path / "cpu-quick-forward.json")
+    assert asked == [("forward", True)] and list(document["sections"]) == ["forward"] and "published" not in capsys.readouterr().out
 
 
 # ---- the GPU mode, without a GPU ----
