@@ -8,7 +8,7 @@
     native_threads.c   heads and documents, shared out among threads
 
 A tile with g >= -5 is one dense product, as in ``tiles.py``. A tile in which half a tile's decay passes e^-40 is computed token by token,
-by the equation itself. Kept for the backward pass: the inputs and one state in 64 tokens.
+by the equation itself. Kept for the backward pass: the inputs, each token's error and one state in 64 tokens.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("S_first", "S_last")),
         ("o", _Rows),
         ("kept", ctypes.c_void_p),
+        ("E", _Rows),
         *((name, ctypes.c_int64) for name in ("next", "failed")),
     ]
 
@@ -88,21 +89,21 @@ class _NativeKDA(torch.autograd.Function):
     def forward(ctx, q, k, v, g, beta, S, scale, bounds):
         inputs = [*(_channels_together(x) for x in (q, k, v, g, beta)), S.contiguous()]
         o, S_last = _new(v), torch.empty_like(inputs[5])
-        kept = first_kept = None
+        kept = first_kept = errors = None
         if any(ctx.needs_input_grad):
             states = (bounds.diff() + KEPT_EVERY - 1) // KEPT_EVERY
             first_kept = states.cumsum(0) - states
-            kept = _new(v, int(states.sum()), *S.shape[1:])
-        call = _call(inputs, S_last, o, kept, scale, bounds, first_kept)
+            kept, errors = _new(v, int(states.sum()), *S.shape[1:]), _new(v)
+        call = _call(inputs, S_last, o, kept, errors, scale, bounds, first_kept)
         _run(library().kda_forward, call, call)
         if kept is not None:
-            ctx.save_for_backward(q, k, v, g, beta, S, kept, bounds, first_kept)
+            ctx.save_for_backward(q, k, v, g, beta, S, kept, errors, bounds, first_kept)
         ctx.scale = scale
         return o, S_last
 
     @staticmethod
     def backward(ctx, do, dS):
-        *inputs, kept, bounds, first_kept = ctx.saved_tensors
+        *inputs, kept, errors, bounds, first_kept = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph: the caller wants to differentiate this backward pass too
             with own_precision(do):
                 return *_document_by_document(inputs, bounds, ctx.scale, do, dS), None, None
@@ -110,7 +111,7 @@ class _NativeKDA(torch.autograd.Function):
         grads = [_new(x) for x in inputs]
         do, dS = _channels_together(do), dS.contiguous()
         call = _Gradients(
-            _call(inputs, None, None, kept, ctx.scale, bounds, first_kept),
+            _call(inputs, None, None, kept, errors, ctx.scale, bounds, first_kept),
             _rows(do), *map(_rows, grads[:5]), dS.data_ptr(), grads[5].data_ptr(),
         )  # fmt: skip
         _run(library().kda_backward, call, call.call)
@@ -133,11 +134,11 @@ def _rows(x: Tensor | None) -> _Rows:
     return _Rows(None, 0, 0) if x is None else _Rows(x.data_ptr(), x.stride(0), x.stride(1))
 
 
-def _call(inputs, S_last, o, kept, scale, bounds, first_kept) -> _Call:
+def _call(inputs, S_last, o, kept, errors, scale, bounds, first_kept) -> _Call:
     *tokens, S = inputs
     pointers = [None if x is None else x.data_ptr() for x in (bounds, first_kept, S, S_last, kept)]
     return _Call(
-        *S.shape, *pointers[:2], scale, *map(_rows, tokens), *pointers[2:4], _rows(o), pointers[4], 0, 0
+        *S.shape, *pointers[:2], scale, *map(_rows, tokens), *pointers[2:4], _rows(o), pointers[4], _rows(errors), 0, 0
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ typedef struct {
     float *S_last;             /* the same */
     Rows o;                    /* V channels */
     float *kept;               /* [states, heads, K, V], one every GROUP tiles; NULL when no backward pass will come */
+    Rows E;                    /* V channels: every token's error, kept with the states */
     int64_t next;              /* the next sequence, document * heads + head, that no thread has taken */
     int64_t failed;            /* 1 when there was no memory */
 } Call;

@@ -101,22 +101,26 @@ INLINE Tile new_tile(float **memory, int64_t K) {
 
 extern const float ZEROS[256];
 
+INLINE float *row_of(Rows x, int64_t token, int64_t head) { return x.at + token * x.token + head * x.head; }
+
 /* The first `n` tokens of a tile that begins at `token`; rows after the last token are zeros: they neither fade nor write. */
 INLINE void find(const float *found[C], Rows x, int64_t token, int64_t head, int64_t n) {
-    for (int64_t i = 0; i < C; i++) found[i] = i < n ? x.at + (token + i) * x.token + head * x.head : ZEROS;
+    for (int64_t i = 0; i < C; i++) found[i] = i < n ? row_of(x, token + i, head) : ZEROS;
 }
 
-/* Ask for row x ahead of time: a head's rows lie far apart, and the processor does not guess where the next one is. */
+/* Ask for a row ahead of its reading or writing: a head's rows lie far apart, and the processor does not guess where the next one is. It
+ * comes as far as the second-level cache. The first could not hold all that is asked for, and has few requests to spare: to fetch into it
+ * took as long as it saved. */
 INLINE void fetch(Rows x, int64_t token, int64_t head, int64_t channels) {
-    for (int64_t at = 0; at < channels; at += 16) __builtin_prefetch(x.at + token * x.token + head * x.head + at);
+    for (int64_t at = 0; at < channels; at += 16) __builtin_prefetch(row_of(x, token, head) + at, 0, 2);
 }
 
-/* One of `parts` parts of the inputs of the tile that begins at `token`. Little at a time: with more requests than it can keep the processor
- * waits, and drops some. */
-INLINE void fetch_inputs(const Call *c, int64_t token, int64_t end, int64_t head, int64_t part, int64_t parts) {
+/* One of `parts` parts of the inputs of the tile that begins at `token`; of its values or, on the way back, its errors. Little at a time:
+ * with more requests than it can keep the processor waits, and drops some. */
+INLINE void fetch_inputs(const Call *c, Rows values, int64_t token, int64_t end, int64_t head, int64_t part, int64_t parts) {
     for (int64_t i = token + C * part / parts; i < token + C * (part + 1) / parts && i < end; i++) {
         fetch(c->q, i, head, c->K), fetch(c->k, i, head, c->K);
-        fetch(c->g, i, head, c->K), fetch(c->v, i, head, c->V);
+        fetch(c->g, i, head, c->K), fetch(values, i, head, c->V);
     }
 }
 

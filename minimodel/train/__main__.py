@@ -12,7 +12,7 @@ from minimodel.train.loop import Diverged, set_threads
 from minimodel.train.meeting import NOTES, train_meeting
 from minimodel.train.text import PRESETS, train_text
 
-MEETING = ("projects", "start", "notes", "residue")  # options of one command only; a default of None shows that they were not given
+MEETING = ("projects", "start", "notes", "residue", "past")  # options of one command only; a default of None shows that they were not given
 TEXT = ("data", "device", "dtype", "rows", "length", "accumulate", "recompute", "checkpoint_every")
 
 
@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     meeting.add_argument("--projects", type=int, help="projects in a note, at most (default 8)")
     meeting.add_argument("--start", type=Path, help="folder of a trained model to go on from")
     meeting.add_argument("--notes", choices=NOTES, help="what is read: short notes first (default), or those of later training")
+    meeting.add_argument("--past", type=float, help="how many times over the first layer's memory starts with what another note left")
     meeting.add_argument("--residue", type=float, help="noise that the first layer's memory starts from, at most (default 0)")
     text = p.add_argument_group("a text, with --preset")
     text.add_argument("--data", type=Path, help="any file, read as bytes; default Python's own documentation (pydoc_data/topics.py)")

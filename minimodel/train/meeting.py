@@ -34,13 +34,14 @@ def train_meeting(
     start: str | Path | None = None,
     notes: str = "curriculum",
     residue: float = 0.0,
+    past: float = 0.0,
     progress: bool = True,
 ) -> tuple[K3ForCausalLM, list[dict]]:
     """The course's meeting model, 2,048 tokens a step.
 
     One project is learned from notes of 128 tokens in about a hundred steps at lr 1.5e-2. With more, notes and their number of projects
-    grow along ``meeting.curriculum``; ``notes`` "dense", "cold" or "old" takes those of :func:`later_batch`. ``residue``: see
-    :func:`used_memory`. ``start``: the folder of a trained model to go on from. ``folder``: see :func:`train`.
+    grow along ``meeting.curriculum``; ``notes`` "dense", "cold" or "old" takes those of :func:`later_batch`. ``residue`` and ``past``:
+    see :func:`used_memory`. ``start``: the folder of a trained model to go on from. ``folder``: see :func:`train`.
 
     Returns: the model and its log.
     """
@@ -50,13 +51,15 @@ def train_meeting(
         raise ValueError(f"notes={notes!r} is about up to 8 projects, got projects={projects}")
     if not 1 <= projects <= 8:
         raise ValueError(f"projects must lie in 1..8, got {projects}")
-    if not 0 <= residue < float("inf"):
-        raise ValueError(f"residue must be a finite number of at least 0, got {residue}")
+    for name, value in (("residue", residue), ("past", past)):
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
     if not SEEDS[0] <= seed <= SEEDS[1]:
         raise ValueError(f"seed must lie in {SEEDS[0]}..{SEEDS[1]}, got {seed}")
     data = f"meeting notes, {notes}, seed {seed}, up to {projects} projects"
     data += f", residue {residue:g}" if residue else ""
-    model = _started(start, residue) if start else K3ForCausalLM(K3Config.meeting(), seed=seed)
+    data += f", past {past:g}" if past else ""
+    model = _started(start, residue, past) if start else K3ForCausalLM(K3Config.meeting(), seed=seed)
     data += f", from a trained model ({_fingerprint(model)})" if start else ""
     noise = torch.Generator()
 
@@ -75,12 +78,12 @@ def train_meeting(
 
     every = 200 if projects > 1 else 25
     recipe = Recipe(steps=steps, lr=lr, data=data)
-    with used_memory(model, residue, noise):
+    with used_memory(model, residue, past, noise):
         log = train(model, batch, recipe, folder=folder, evaluate=scores, evaluate_every=every, progress=progress)
     return model, log
 
 
-def _started(start: str | Path, residue: float) -> K3ForCausalLM:
+def _started(start: str | Path, residue: float, past: float) -> K3ForCausalLM:
     """The model to go on from. Raises ValueError for one that can't be trained on these notes."""
     try:
         model = from_pretrained(start)
@@ -90,9 +93,9 @@ def _started(start: str | Path, residue: float) -> K3ForCausalLM:
         raise ValueError(
             f"start: the model in {start} has a vocabulary of {model.config.vocab_size}, the meeting notes one of {len(meeting.VOCABULARY)}"
         )
-    if residue and not isinstance(model.model.layers[0].self_attn, KimiDeltaAttention):
+    if (residue or past) and not isinstance(model.model.layers[0].self_attn, KimiDeltaAttention):
         raise ValueError(
-            f"start: residue={residue:g} fills the memory of a first layer with KDA, and that of the model in {start} is "
+            f"start: residue={residue:g} and past={past:g} fill the memory of a first layer with KDA, and that of the model in {start} is "
             f"{type(model.model.layers[0].self_attn).__name__}"
         )
     return model
@@ -108,25 +111,32 @@ def _fingerprint(model: K3ForCausalLM) -> str:
 
 
 @contextmanager
-def used_memory(model: K3ForCausalLM, residue: float, noise: torch.Generator) -> Iterator[None]:
-    """While it trains, the first layer's KDA memory starts from normal noise, in every sequence with a standard deviation of its own,
-    drawn from 0 to ``residue``, as if a long past had left something behind.
+def used_memory(model: K3ForCausalLM, residue: float, past: float, noise: torch.Generator) -> Iterator[None]:
+    """While it trains, the first layer's KDA memory does not start empty, as if a long past had left something behind.
+
+    It starts from what another note of the batch left there, times a number drawn from 0 to ``past`` for every note, and from normal noise
+    with a standard deviation drawn from 0 to ``residue``.
 
     An empty memory lets a model write with one key and read with a query that only agrees with it on what was written so far. What each
-    write leaves behind then adds up, in notes longer than those of the training. Noise punishes any reading that the last write to the same
-    key did not set.
+    write leaves behind then adds up, in notes longer than those of the training. Here any reading is punished that the last write to the
+    same key did not set.
     """
 
-    def start(mixer: torch.nn.Module, inputs: tuple[Tensor], options: dict) -> tuple[tuple[Tensor], dict]:
+    def start(mixer: KimiDeltaAttention, inputs: tuple[Tensor], options: dict) -> tuple[tuple[Tensor], dict]:
         if not mixer.training:
             return inputs, options
-        rows = len(inputs[0])
-        past = FixedState()
-        past.state = residue * torch.rand(rows, 1, 1, 1, generator=noise)
-        past.state = past.state * torch.randn(rows, mixer.num_heads, mixer.head_dim, mixer.head_dim, generator=noise)
-        return inputs, {**options, "cache": past}
+        (x,), left, memory = inputs, FixedState(), FixedState()
+        shape = len(x), mixer.num_heads, mixer.head_dim, mixer.head_dim
+        memory.state = torch.zeros(shape)
+        if past:
+            with torch.no_grad():
+                mixer.forward(x.roll(1, 0), cache=left)  # not mixer(..), which would come here again
+            memory.state += past * torch.rand(len(x), 1, 1, 1, generator=noise) * left.state
+        if residue:
+            memory.state += residue * torch.rand(len(x), 1, 1, 1, generator=noise) * torch.randn(shape, generator=noise)
+        return inputs, {**options, "cache": memory}
 
-    if not residue:
+    if not residue and not past:
         yield
         return
     handle = model.model.layers[0].self_attn.register_forward_pre_hook(start, with_kwargs=True)

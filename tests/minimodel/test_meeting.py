@@ -220,23 +220,26 @@ def test_a_used_memory_is_noise_in_training_only_and_the_same_for_the_same_seed(
     ids, _ = later_batch("old", 0, 1)
     ids = ids[:, :64]
 
-    def logits(residue, seed):
+    def logits(residue, past, seed):
         noise.manual_seed(seed)
-        with torch.no_grad(), used_memory(model, residue, noise):
+        with torch.no_grad(), used_memory(model, residue, past, noise):
             return model(ids).logits
 
     model.eval()
-    assert torch.equal(logits(0.2, 0), logits(0.0, 0))
+    assert torch.equal(logits(0.2, 3.0, 0), logits(0.0, 0.0, 0))
     model.train()
-    clean, used = logits(0.0, 0), logits(0.2, 0)
-    assert not torch.allclose(used, clean, atol=1e-3) and torch.equal(used, logits(0.2, 0)) and not torch.equal(used, logits(0.2, 1))
-    assert torch.equal(logits(0.0, 0), clean)  # nothing stays behind
+    clean = logits(0.0, 0.0, 0)
+    for kind in ((0.2, 0.0), (0.0, 3.0), (0.2, 3.0)):
+        used = logits(*kind, 0)
+        assert not torch.allclose(used, clean, atol=1e-3)
+        assert torch.equal(used, logits(*kind, 0)) and not torch.equal(used, logits(*kind, 1))
+        assert torch.equal(logits(0.0, 0.0, 0), clean)  # nothing stays behind
 
 
 def test_noise_has_the_size_that_was_asked_for():
     model, noise = K3ForCausalLM(K3Config.meeting(), seed=0), torch.Generator().manual_seed(0)
     mixer, seen = model.model.layers[0].self_attn, []
-    with used_memory(model.train(), 0.2, noise):
+    with used_memory(model.train(), 0.2, 0.0, noise):
         mixer.register_forward_pre_hook(lambda *call: seen.append(call[2]["cache"].state), with_kwargs=True)
         with torch.no_grad():
             model(torch.ones(64, 2, dtype=torch.long))
@@ -244,9 +247,27 @@ def test_noise_has_the_size_that_was_asked_for():
     assert sizes.max() <= 0.2 * 1.02 and 0.08 < sizes.mean() < 0.12 and sizes.min() < 0.02
 
 
+def test_the_past_is_what_the_other_note_left_times_a_number():
+    model, noise = K3ForCausalLM(K3Config.meeting(), seed=0).train(), torch.Generator().manual_seed(0)
+    mixer, seen = model.model.layers[0].self_attn, []
+    ids = later_batch("old", 0, 1)[0][:, :64]
+    cache = model.new_cache(len(ids))
+    with torch.no_grad():
+        model(ids, cache=cache)
+    left = cache.layers[0].state.roll(1, 0)
+    with torch.no_grad(), used_memory(model, 0.0, 3.0, noise):
+        mixer.register_forward_pre_hook(lambda *call: seen.append(call[2]["cache"].state.clone()), with_kwargs=True)
+        for _ in range(20):
+            model(ids)
+    factors = torch.stack([(used * left).sum((1, 2, 3)) / (left * left).sum((1, 2, 3)) for used in seen])
+    for used, factor in zip(seen, factors, strict=True):
+        torch.testing.assert_close(used, factor.view(-1, 1, 1, 1) * left, atol=1e-6, rtol=1e-5)
+    assert 0 <= factors.min() < 0.4 and 2.6 < factors.max() <= 3 and len(factors.unique()) == factors.numel()
+
+
 def test_training_on_a_used_memory_goes_on_as_if_it_had_not_been_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "train", lambda *a, **k: train(*a, **{**k, "checkpoint_every": 1, "evaluate": None}))
-    run = partial(train_meeting, steps=3, projects=8, notes="old", residue=0.2, progress=False)
+    run = partial(train_meeting, steps=3, projects=8, notes="old", residue=0.2, past=3.0, progress=False)
 
     def killed(kind, seed, step):
         if step == 2:
@@ -263,6 +284,8 @@ def test_training_on_a_used_memory_goes_on_as_if_it_had_not_been_killed(tmp_path
         train_meeting(tmp_path / "killed", steps=3, projects=8, notes="old", progress=False)
     with pytest.raises(ValueError, match="^residue must be a finite number of at least 0, got -1"):
         train_meeting(steps=1, residue=-1.0)
+    with pytest.raises(ValueError, match="^past must be a finite number of at least 0, got inf"):
+        train_meeting(steps=1, past=float("inf"))
 
 
 # ---- determinism ----

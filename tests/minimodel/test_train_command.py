@@ -106,7 +106,7 @@ def test_a_folder_that_holds_no_meeting_model(tmp_path, no_work, other_kind):
 @pytest.mark.bad_input
 def test_a_start_of_another_kind(tmp_path, no_work, other_kind):
     said = sentence(main, "meeting", "--residue", 1, "--start", FOLDER / "toolbox/mla", "--out", tmp_path / "run")
-    assert "start: residue=1 fills the memory of a first layer with KDA" in said and "MLA" in said.upper()
+    assert "start: residue=1 and past=0 fill the memory of a first layer with KDA" in said and "MLA" in said.upper()
     assert "start: folder" in sentence(main, "meeting", "--start", tmp_path / "nowhere", "--out", tmp_path / "run")
     said = sentence(main, "meeting", "--start", other_kind, "--out", tmp_path / "run")
     assert f"start: the model in {other_kind} has a vocabulary of" in said
